@@ -10,7 +10,8 @@ use MIME::Base64;
 use Test::More;
 
 chdir "$FindBin::Bin/.." or die;
-plan skip_all => 'Sphinx is not installed; tools/setup site installs it' if system(q{/usr/bin/python3 -c 'import sphinx, myst_parser, furo' 2>/dev/null});
+plan skip_all => 'Sphinx is not installed; tools/setup site installs it'
+  if system(q{/usr/bin/python3 -c 'import sphinx, myst_parser, furo' 2>/dev/null});
 
 is(system('tools/site'), 0, 'the site is made, and its links lead somewhere');
 
@@ -26,7 +27,8 @@ sub slurp
 sub shown
 {
 	my ($page, $budget) = @_;
-	my $options = '--headless --no-sandbox --disable-gpu --allow-file-access-from-files --window-size=1400,900 --dump-dom';
+	my $options =
+		'--headless --no-sandbox --disable-gpu --allow-file-access-from-files --window-size=1400,900 --dump-dom';
 	$options .= ' --virtual-time-budget=' . ($budget // 5000);
 	open my $browser, '-|', "chromium $options 'file://$FindBin::Bin/../build/site/$page' 2>/dev/null" or die $!;
 	local $/;
@@ -37,7 +39,8 @@ sub shown
 sub asked
 {
 	my ($width, $function) = @_;
-	my @pages = map { s{^build/site/}{}r } grep { !m{/(?:genindex|check)\.html$} } map { glob "build/site/$_.html" } qw(* */* */*/*);
+	my @pages = map { s{^build/site/}{}r } grep { !m{/(?:genindex|check)\.html$} }
+		map { glob "build/site/$_.html" } qw(* */* */*/*);
 	my $pages = encode_json(\@pages);
 	open my $out, '>', 'build/site/check.html' or die $!;
 	print $out <<"HTML";
@@ -45,7 +48,10 @@ sub asked
 const ask = (page) => new Promise((done) => {
   const frame = document.createElement("iframe");
   frame.style.cssText = "width:${width}px;height:800px;border:0";
-  frame.onload = () => setTimeout(() => { done(($function)(frame.contentWindow, frame.contentDocument)); frame.remove(); }, 50);
+  frame.onload = () => setTimeout(() => {
+    done(($function)(frame.contentWindow, frame.contentDocument));
+    frame.remove();
+  }, 50);
   frame.src = page;
   document.body.append(frame);
 });
@@ -96,7 +102,8 @@ JS
 	my %page = %$parts;
 	is_deeply([ grep { $page{$_}{buttons} < $page{$_}{blocks} } sort keys %page ], [], 'every example can be copied');
 	is($page{'index.html'}{copied}, "SELECT 1;\nSELECT 2;  -- a comment\n", 'without the results that it shows');
-	is_deeply($page{'examples/README.html'}{tabs}, [qw(psycopg2 asyncpg node-postgres pgx JDBC)], 'a tab for each driver');
+	is_deeply($page{'examples/README.html'}{tabs}, [qw(psycopg2 asyncpg node-postgres pgx JDBC)],
+		'a tab for each driver');
 	is($page{'examples/README.html'}{shown}, 1, 'of which one is shown');
 
 	# What a reader types, and where the cure is.
@@ -104,7 +111,8 @@ JS
 		[ 'cannot commit a transaction with an open claim', 'docs/operations\.html#item-\d+' ],
 		[ 'ERROR:  cannot write to table "payment" without a claim', 'docs/operations\.html#item-\d+' ],
 		[ 'invalid input syntax for type boolean', 'docs/operations\.html#item-\d+' ],
-		[ 'PgBouncer', 'docs/operations\.html#pgbouncer' ], [ 'how long to keep answers', 'docs/guide\.html#how-long-to-keep-answers' ],
+		[ 'PgBouncer', 'docs/operations\.html#pgbouncer' ],
+		[ 'how long to keep answers', 'docs/guide\.html#how-long-to-keep-answers' ],
 		[ 'ID002', 'docs/(?:operations|reference)\.html#' ], [ 'upgrading', 'docs/operations\.html#upgrading' ],
 		[ 'scope does not exist', 'docs/reference\.html#id008-unknown-scope' ])
 	{

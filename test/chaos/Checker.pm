@@ -82,7 +82,10 @@ sub count
 {
 	my ($self, $answer, $n) = @_;
 	if ($answer eq '?') { $self->{unknown} += $n; }
-	elsif ($answer =~ /^(?:did|had|hold|ok|free|forgot|erased|revoked|absent|idle|new|conflict)/) { $self->{acknowledged} += $n; }
+	elsif ($answer =~ /^(?:did|had|hold|ok|free|forgot|erased|revoked|absent|idle|new|conflict)/)
+	{
+		$self->{acknowledged} += $n;
+	}
 	return;
 }
 
@@ -123,7 +126,8 @@ sub check
 	{
 		my @calls = map { parse($_) } @{ $self->{calls}{$key} // [] };
 		my %made = map { $_->{uid} => $_ } @calls;
-		my @effects = map { { uid => $_->[0], result => $_->[1], seq => $_->[2], call => $made{ $_->[0] } } } @{ $self->{done}{$key} // [] };
+		my @effects = map { { uid => $_->[0], result => $_->[1], seq => $_->[2],
+				call => $made{ $_->[0] } } } @{ $self->{done}{$key} // [] };
 		$self->check_effects($key, \@calls, \@effects);
 		$self->check_answers($key, \@calls, [ grep { $_->{call} } @effects ]);
 		if ($key =~ /^s/) { $self->check_stream($key, \@calls, \@effects); next; }
@@ -222,9 +226,11 @@ sub check_answers
 		}
 		$self->violation($key, 'answer before the call', "$call->{uid} got $uid before that was called")
 		  if $made->{call}{invoked} > $call->{returned};
-		my $newer = first { $made->{call}{returned} < $_->{call}{invoked} && $_->{call}{returned} < $call->{invoked} } @$effects;
+		my $newer = first { $made->{call}{returned} < $_->{call}{invoked}
+			&& $_->{call}{returned} < $call->{invoked} } @$effects;
 		$self->violation($key, 'old answer', "$call->{uid} got $uid after $newer->{uid}") if $newer;
-		my $erasure = first { $_->{answer} eq 'erased' && $made->{call}{returned} < $_->{invoked} && $_->{returned} < $call->{invoked} } @$calls;
+		my $erasure = first { $_->{answer} eq 'erased' && $made->{call}{returned} < $_->{invoked}
+			&& $_->{returned} < $call->{invoked} } @$calls;
 		$self->violation($key, 'erased answer', "$call->{uid} got $uid, which $erasure->{uid} had erased") if $erasure;
 	}
 	return;
@@ -234,7 +240,8 @@ sub check_answers
 sub check_erased
 {
 	my ($self, $key, $call, $calls) = @_;
-	return if any { $_->{kind} =~ /^erase/ && $_->{answer} =~ /^(?:erased|\?)$/ && $_->{invoked} <= $call->{returned} } @$calls;
+	return if any { $_->{kind} =~ /^erase/ && $_->{answer} =~ /^(?:erased|\?)$/
+		&& $_->{invoked} <= $call->{returned} } @$calls;
 	$self->violation($key, 'answer missing', "$call->{uid} got an answer without content");
 	return;
 }
@@ -255,7 +262,8 @@ sub check_once
 	my ($self, $key, $calls, $effects) = @_;
 	return if @$effects < 2;
 	my @order = sort { $a->{call}{invoked} <=> $b->{call}{invoked} } @$effects;
-	my @resets = $self->is_reset($key) ? grep { $_->{kind} =~ /^forget/ && $_->{answer} =~ /^(?:forgot|\?)$/ } @$calls : ();
+	my @resets = $self->is_reset($key) ? grep { $_->{kind} =~ /^forget/ && $_->{answer} =~ /^(?:forgot|\?)$/ } @$calls
+		: ();
 	@resets = sort { $a->{returned} <=> $b->{returned} } @resets;
 	for my $n (1 .. $#order)
 	{
@@ -312,16 +320,20 @@ sub check_leases
 	{
 		my $own = $hold{ $call->{of} } or next;
 		my $newer = first { $_->{invoked} > $own->{returned} && $_->{returned} < $call->{invoked} } @holds;
-		$self->violation($key, 'fenced attempt', "$call->{kind} of $own->{uid}, which $newer->{uid} had taken over") if $newer;
+		$self->violation($key, 'fenced attempt', "$call->{kind} of $own->{uid}, which $newer->{uid} had taken over")
+		  if $newer;
 		my $revocation = first { $_->{invoked} > $own->{returned} && $_->{returned} < $call->{invoked} } @revoked;
-		$self->violation($key, 'revoked attempt', "$call->{kind} of $own->{uid}, which $revocation->{uid} had revoked") if $revocation;
+		$self->violation($key, 'revoked attempt', "$call->{kind} of $own->{uid}, which $revocation->{uid} had revoked")
+		  if $revocation;
 		my $release = $released{ $call->{of} };
 		$self->violation($key, 'released attempt', "$call->{kind} of $own->{uid}, which $release->{uid} had released")
 		  if $release && $release->{returned} < $call->{invoked};
 		my $over = first { $_->{returned} < $call->{invoked} } @done;
-		$self->violation($key, 'call after the end', "$call->{kind} of $own->{uid}, after $over->{uid}") if $over && $call->{answer} ne 'did';
+		$self->violation($key, 'call after the end', "$call->{kind} of $own->{uid}, after $over->{uid}")
+		  if $over && $call->{answer} ne 'did';
 		next unless $call->{answer} eq 'did';
-		$self->violation($key, 'completed twice', "$own->{uid}, by $ended{$own->{uid}} and $call->{uid}") if $ended{ $own->{uid} };
+		$self->violation($key, 'completed twice', "$own->{uid}, by $ended{$own->{uid}} and $call->{uid}")
+		  if $ended{ $own->{uid} };
 		$ended{ $own->{uid} } = $call->{uid};
 	}
 	return if $self->is_reset($key);
@@ -329,7 +341,8 @@ sub check_leases
 	for my $hold (sort { $a->{invoked} <=> $b->{invoked} } @holds)
 	{
 		my ($attempt) = $hold->{answer} =~ /(\d+)/;
-		$self->violation($key, 'attempt twice', "$hold->{uid} and $attempt{$attempt} are attempt $attempt") if $attempt{$attempt};
+		$self->violation($key, 'attempt twice', "$hold->{uid} and $attempt{$attempt} are attempt $attempt")
+		  if $attempt{$attempt};
 		$attempt{$attempt} = $hold->{uid};
 		$self->violation($key, 'attempt backwards', "$hold->{uid} is attempt $attempt, after " . $last->[0])
 		  if $last && $last->[1] < $hold->{invoked} && $attempt < $last->[0];
@@ -354,10 +367,12 @@ sub check_conflicts
 sub check_rules
 {
 	my ($self, $key, $calls) = @_;
-	my ($live) = sort { $a->{returned} <=> $b->{returned} } grep { $_->{answer} =~ /^(?:did|had|hold)/ } @$calls or return;
+	my ($live) = sort { $a->{returned} <=> $b->{returned} } grep { $_->{answer} =~ /^(?:did|had|hold)/ } @$calls
+	  or return;
 	for my $call (grep { $_->{invoked} > $live->{returned} && $_->{answer} =~ $new_key_rules } @$calls)
 	{
-		$self->violation($key, 'refused as a new key', "$call->{kind} of $call->{uid} got $call->{answer}, after $live->{uid}");
+		$self->violation($key, 'refused as a new key',
+			"$call->{kind} of $call->{uid} got $call->{answer}, after $live->{uid}");
 	}
 	return;
 }
@@ -372,7 +387,8 @@ sub check_end
 		$self->violation($key, 'claimed after the end', "$call->{kind} of $call->{uid}, after $end->{uid}")
 		  if is_granted($call) && $call->{answer} ne 'did';
 		$self->violation($key, 'unfinished after the end', "$call->{uid} did not see the end, after $end->{uid}")
-		  if $call->{answer} eq 'in_progress' && $call->{kind} =~ /^(?:lookup|await|cancel)$/ || $call->{answer} =~ /^(?:revoked$|$undecided)/;
+		  if $call->{answer} eq 'in_progress' && $call->{kind} =~ /^(?:lookup|await|cancel)$/
+		  || $call->{answer} =~ /^(?:revoked$|$undecided)/;
 	}
 	# A cancelled key answers every request.
 	my ($ban) = grep { $_->{kind} eq 'cancel' && $_->{answer} eq 'did' } @$calls or return;
@@ -386,7 +402,8 @@ sub check_end
 sub is_granted
 {
 	my ($call) = @_;
-	return !$call->{of} && $call->{answer} =~ /^(?:did|hold)/ || $call->{answer} eq 'free' && $call->{kind} =~ /^(?:release|undo|other)$/;
+	return !$call->{of} && $call->{answer} =~ /^(?:did|hold)/ || $call->{answer} eq 'free'
+		&& $call->{kind} =~ /^(?:release|undo|other)$/;
 }
 
 # An operation without attempts left is claimed only after it was revoked, or its scope allowed more.
@@ -395,22 +412,26 @@ sub check_attempts
 {
 	my ($self, $key, $calls, $effects) = @_;
 	my @told = grep { $_->{answer} =~ $undecided } @$calls or return;
-	my @more = (@{ $self->{allowed}{ substr $key, 0, 1 } // [] }, grep { $_->{kind} eq 'revoke' && $_->{answer} =~ /^(?:revoked|\?)$/ } @$calls);
+	my @more = (@{ $self->{allowed}{ substr $key, 0, 1 } // [] },
+		grep { $_->{kind} eq 'revoke' && $_->{answer} =~ /^(?:revoked|\?)$/ } @$calls);
 	my @unknown = map { $_->{call} } grep { $_->{call}{answer} eq '?' && !$_->{call}{of} } @$effects;
 	for my $claim (grep({ is_granted($_) } @$calls), @unknown)
 	{
 		my $before = first
 		{
 			my $told = $_;
-			$told->{returned} < $claim->{invoked} && !any { $_->{returned} >= $told->{invoked} && $_->{invoked} <= $claim->{returned} } @more
+			$told->{returned} < $claim->{invoked}
+				&& !any { $_->{returned} >= $told->{invoked} && $_->{invoked} <= $claim->{returned} } @more
 		} @told or next;
-		$self->violation($key, 'claimed without attempts left', "$claim->{kind} of $claim->{uid}, after $before->{uid}");
+		$self->violation($key, 'claimed without attempts left',
+			"$claim->{kind} of $claim->{uid}, after $before->{uid}");
 	}
 	my %hold = map { $_->{uid} => $_ } grep { $_->{answer} =~ /^hold/ } @$calls;
 	for my $end (grep { $_->{answer} eq 'did' && $hold{ $_->{of} } } @$calls)
 	{
 		my $own = $hold{ $end->{of} };
-		$self->{count}{'late: did'}++ if any { $_->{invoked} > $own->{returned} && $_->{returned} < $end->{invoked} } @told;
+		$self->{count}{'late: did'}++
+		  if any { $_->{invoked} > $own->{returned} && $_->{returned} < $end->{invoked} } @told;
 	}
 	return;
 }
@@ -436,7 +457,8 @@ sub check_pauses
 	{
 		my ($released) = $self->clock_between($pause->{invoked}, $pause->{returned});
 		my @later = grep { $_->{returned} > $pause->{invoked} } @claims;
-		my @due = grep { ($self->clock_between($_->{invoked}, $_->{returned}))[1] >= $released + $self->{pause} } @later;
+		my @due = grep { ($self->clock_between($_->{invoked}, $_->{returned}))[1] >= $released
+			+ $self->{pause} } @later;
 		my $early = first
 		{
 			my $claim = $_;
@@ -458,8 +480,10 @@ sub check_points
 		my ($got) = $hold->{answer} =~ /^hold \d+ (\S+)/ or next;
 		my $from = $point{$got};
 		$self->violation($key, 'unknown recovery point', "$hold->{uid} got $got") if !$from && $got ne '-';
-		my $newer = first { $_->{answer} eq 'ok' && $_->{returned} < $hold->{invoked} && (!$from || $from->{returned} < $_->{invoked}) } values %point;
-		$self->violation($key, 'recovery point lost', "$hold->{uid} got $got instead of that of $newer->{uid}") if $newer;
+		my $newer = first { $_->{answer} eq 'ok' && $_->{returned} < $hold->{invoked}
+			&& (!$from || $from->{returned} < $_->{invoked}) } values %point;
+		$self->violation($key, 'recovery point lost', "$hold->{uid} got $got instead of that of $newer->{uid}")
+		  if $newer;
 	}
 	return;
 }

@@ -30,7 +30,8 @@ sub new
 	my ($class, %options) = @_;
 	srand($options{seed});
 	open my $history, '>', $options{history} or die "$options{history}: $!";
-	return bless { %options, out => $history, calls => 0, events => 0, uid => 0, retry => [], tokens => [], seq => {} }, $class;
+	return bless { %options, out => $history, calls => 0, events => 0, uid => 0, retry => [], tokens => [], seq => {} },
+		$class;
 }
 
 sub run
@@ -127,7 +128,8 @@ sub call
 	}
 	return { %call, kind => pick(@few), key => $self->key('f') } if $luck < 0.50;
 	my $retry = rand() < 0.2 && @{ $self->{retry} } ? shift @{ $self->{retry} } : undef;
-	return { %call, kind => $luck < 0.62 ? pick(@leased) : pick(@atomic), key => $retry // $self->key($luck < 0.90 ? 'a' : 'b') };
+	return { %call, kind => $luck < 0.62 ? pick(@leased) : pick(@atomic),
+		key => $retry // $self->key($luck < 0.90 ? 'a' : 'b') };
 }
 
 sub plan
@@ -135,7 +137,8 @@ sub plan
 	my ($self) = @_;
 	my $luck = rand;
 	return { form => 'each', calls => [ $self->arrays ] } if $luck < 0.15;
-	my $form = $luck < 0.50 ? 'statement' : $luck < 0.80 ? 'transaction' : $luck < 0.86 ? 'bare' : $luck < 0.94 ? 'prepare' : 'rollback';
+	my $form = $luck < 0.50 ? 'statement' : $luck < 0.80 ? 'transaction' : $luck < 0.86 ? 'bare' : $luck < 0.94
+		? 'prepare' : 'rollback';
 	my $calls = $form eq 'bare' ? 1 + int rand 3 : 1 + int rand 40;
 	my %seen;    # one step of a stream per transaction, since its answer decides about the next
 	return {
@@ -216,7 +219,8 @@ sub ask
 	}
 	my $function = $plan->{form} eq 'bare' ? 'calls_bare' : 'calls';
 	my $query = $dbh->prepare_cached("SELECT chaos.$function(\$1, \$2, \$3, \$4)");
-	my ($answers) = $dbh->selectrow_array($query, undef, map { my $field = $_; [ map { $_->{$field} } @$calls ] } qw(kind key uid token));
+	my ($answers) = $dbh->selectrow_array($query, undef,
+		map { my $field = $_; [ map { $_->{$field} } @$calls ] } qw(kind key uid token));
 	return @$answers;
 }
 
@@ -235,14 +239,16 @@ sub record
 		if ($call->{kind} eq 'each')
 		{
 			$answer = 'new ' . join ',', @$answer if ref $answer;
-			print { $self->{out} } join("\t", $when, 'each', join(',', @{ $call->{keys} }), $call->{uid}, $answer, ''), "\n";
+			print { $self->{out} } join("\t", $when, 'each', join(',', @{ $call->{keys} }), $call->{uid}, $answer, ''),
+				"\n";
 			next;
 		}
 		my $token;
 		$call->{key} = '*' if $call->{kind} =~ /^take/;
 		($call->{key}, $answer) = ($1, $2) if $answer =~ /^took (\S+) (.*)/;
 		($answer, $token) = ($1, $2) if $answer =~ /^(hold \d+ \S+) (.*)/;
-		print { $self->{out} } join("\t", $when, $call->{kind}, $call->{key}, $call->{uid}, $answer, $call->{of} // ''), "\n";
+		print { $self->{out} } join("\t", $when, $call->{kind}, $call->{key}, $call->{uid}, $answer, $call->{of} // ''),
+			"\n";
 		$self->learn($call, $answer, $token);
 	}
 	return;

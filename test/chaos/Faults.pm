@@ -63,7 +63,8 @@ sub new
 	@chosen = grep { $options{servers}{library} || !$needs_shim{$_} } @chosen;
 	@chosen = grep { !managed_edition() || !$needs_extension{$_} } @chosen;
 	@chosen = grep { $_ ne 'repack' || $options{servers}->has_pg_repack } @chosen;
-	return bless { %options, chosen => \@chosen, count => { map { $_ => 0 } @chosen }, jobs => {}, stuck => 0, seen => {} }, $class;
+	return bless { %options, chosen => \@chosen, count => { map { $_ => 0 } @chosen }, jobs => {}, stuck => 0,
+		seen => {} }, $class;
 }
 
 # All of a deck's faults in random order. What did not come off for once (a server that was
@@ -236,9 +237,17 @@ sub do_memory
 
 # Statements of administrators -------------------------------------------------------------------
 
-sub do_reindex     { my ($self) = @_; return $self->job(reindex => 'REINDEX TABLE CONCURRENTLY ' . (rand() < 0.8 ? $self->records : 'idem.watermark')); }
+sub do_reindex
+{
+	my ($self) = @_;
+	return $self->job(reindex => 'REINDEX TABLE CONCURRENTLY ' . (rand() < 0.8 ? $self->records : 'idem.watermark'));
+}
 sub do_vacuum_full { my ($self) = @_; return $self->job(vacuum_full => 'VACUUM FULL ' . $self->records); }
-sub do_cluster     { my ($self) = @_; return $self->job(cluster => $self->records =~ s/(.*\.)(\w+)/CLUSTER $1$2 USING $2_pkey/r); }
+sub do_cluster
+{
+	my ($self) = @_;
+	return $self->job(cluster => $self->records =~ s/(.*\.)(\w+)/CLUSTER $1$2 USING $2_pkey/r);
+}
 sub do_audit       { my ($self) = @_; return $self->job(audit => 'CALL chaos.audit()'); }
 sub do_move        { my ($self) = @_; return $self->job(move => 'CALL chaos.move()'); }
 
@@ -261,7 +270,8 @@ SH
 sub records
 {
 	my ($self) = @_;
-	my $elsewhere = eval { $self->{servers}->sql(q{SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace('elsewhere')}) };
+	my $elsewhere = eval { $self->{servers}->sql(q{SELECT oid::regclass FROM pg_class WHERE relkind = 'r'
+		AND relnamespace = to_regnamespace('elsewhere')}) };
 	my @tables = ('idem.record', split /\n/, $elsewhere // '');
 	return $tables[ int rand @tables ];
 }
@@ -269,7 +279,8 @@ sub records
 sub do_extension
 {
 	my ($self) = @_;
-	return $self->job(extension => 'ALTER EXTENSION idem ADD TABLE chaos.effect; ALTER EXTENSION idem DROP TABLE chaos.effect');
+	return $self->job(extension => 'ALTER EXTENSION idem ADD TABLE chaos.effect;
+		ALTER EXTENSION idem DROP TABLE chaos.effect');
 }
 
 # Rules of comparison stay until the next change, rules for new keys for a moment. None may matter to a
@@ -283,7 +294,8 @@ sub do_scope
 	return $self->job(scope => "SELECT idem.alter_scope('$scope', request_exclude => '$exclude')") if rand() < 0.4;
 	my ($rule, $on, $off) = @{ $rules[ int rand @rules ] };
 	my $wait = 50 + int rand 100;
-	$self->job(scope => "SELECT idem.alter_scope('$scope', $rule => $on, wait => '$wait ms')", 'SELECT pg_sleep(random() * 0.5)',
+	$self->job(scope => "SELECT idem.alter_scope('$scope', $rule => $on, wait => '$wait ms')",
+		'SELECT pg_sleep(random() * 0.5)',
 		"SELECT idem.alter_scope('$scope', $rule => $off)");
 	return 0;
 }
@@ -296,7 +308,8 @@ sub restore_rules
 	my ($self) = @_;
 	for my $scope (qw(lasting brief few events streams))
 	{
-		$self->{servers}->sql("SELECT idem.alter_scope('$scope', " . join(', ', map { "$_->[0] => $_->[2]" } @rules) . ')');
+		$self->{servers}->sql("SELECT idem.alter_scope('$scope', " . join(', ', map { "$_->[0] => $_->[2]" } @rules)
+			. ')');
 	}
 	return;
 }
@@ -306,7 +319,8 @@ sub job
 {
 	my ($self, $kind, @sql) = @_;
 	return 0 if grep { $_ eq $kind } values %{ $self->{jobs} };
-	my @psql = ('psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $self->{servers}{primary}->connstr($self->{servers}{database}), '-c', "SET lock_timeout = '5s'");
+	my @psql = ('psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d',
+		$self->{servers}{primary}->connstr($self->{servers}{database}), '-c', "SET lock_timeout = '5s'");
 	push @psql, '-c', 'SET statement_timeout = 0';
 	return $self->start_job($kind => @psql, map { ('-c', $_) } @sql);
 }
@@ -360,8 +374,10 @@ sub end_stuck
 	my $now = clock_gettime(CLOCK_MONOTONIC);
 	return if $now < ($self->{looked} // 0) + 1;
 	$self->{looked} = $now;
-	my $running = eval { $self->{servers}->ask(q{SELECT concat_ws(' ', pid, extract(epoch FROM query_start), state, wait_event_type,
-		wait_event, pg_blocking_pids(pid)) FROM pg_stat_activity WHERE application_name = 'chaos' AND state = 'active'}) } // [];
+	my $running = eval { $self->{servers}->ask(q{
+		SELECT concat_ws(' ', pid, extract(epoch FROM query_start), state, wait_event_type, wait_event,
+			pg_blocking_pids(pid))
+		FROM pg_stat_activity WHERE application_name = 'chaos' AND state = 'active'}) } // [];
 	my %session = map { /^(\S+ \S+) (.*)/ ? ($1 => $2) : () } @$running;
 	my %seen = map { $_ => $self->{seen}{$_} // $now } keys %session;
 	for my $stuck (grep { $seen{$_} < $now - 10 } keys %seen)

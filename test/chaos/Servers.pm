@@ -83,7 +83,8 @@ sub shim { my ($self) = @_; return $self->{shim}{ $self->{primary}->name }; }
 sub connect_to
 {
 	my ($self, $node, $database) = @_;
-	my $dbh = DBI->connect(sprintf('dbi:Pg:host=%s;port=%s;dbname=%s;application_name=admin', $node->host, $node->port, $database),
+	my $dbh = DBI->connect(sprintf('dbi:Pg:host=%s;port=%s;dbname=%s;application_name=admin', $node->host, $node->port,
+			$database),
 		'', '', { PrintError => 0, PrintWarn => 0, RaiseError => 1, AutoCommit => 1 });
 	$dbh->{pg_server_prepare} = 0;
 	return $dbh;
@@ -110,7 +111,8 @@ sub forget_connection
 sub clients
 {
 	my ($self) = @_;
-	return @{ (eval { $self->ask(q{SELECT pid FROM pg_stat_activity WHERE application_name = 'chaos' ORDER BY state = 'active' DESC, random()}) }) // [] };
+	return @{ (eval { $self->ask(q{SELECT pid FROM pg_stat_activity WHERE application_name = 'chaos'
+		ORDER BY state = 'active' DESC, random()}) }) // [] };
 }
 
 # Crashes ----------------------------------------------------------------------------------------
@@ -265,7 +267,8 @@ sub clear_database
 	$self->target;
 	for (1 .. 100)
 	{
-		$self->{primary}->psql('postgres', "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '$old'");
+		$self->{primary}->psql('postgres', "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+			WHERE datname = '$old'");
 		$self->commit_prepared;
 		if ($self->{primary}->psql('postgres', "ALTER DATABASE $old RENAME TO ${old}_left") == 0)
 		{
@@ -288,7 +291,8 @@ sub commit_prepared
 sub has_pg_repack
 {
 	my ($self) = @_;
-	return installed('pg_repack') && $self->{primary}->safe_psql('postgres', q{SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_repack'});
+	return installed('pg_repack') && $self->{primary}->safe_psql('postgres',
+		q{SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_repack'});
 }
 
 # What an interrupted pg_repack leaves: a trigger on a table of idem, and the table that it fills.
@@ -304,7 +308,8 @@ sub move_database
 	my $old = $self->{database};
 	$primary->safe_psql('postgres', "CREATE DATABASE $new");
 	run_log([ 'pg_dump', '-f', $dump, $primary->connstr($old) ]) or die 'pg_dump failed';
-	run_log([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, $primary->connstr($new) ]) or die 'the restore failed';
+	run_log([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, $primary->connstr($new) ])
+	  or die 'the restore failed';
 	unlink $dump;
 	$self->target($new);
 	$self->drop_database($old);

@@ -40,7 +40,8 @@ my %operation = (
 	},
 	lease => sub {
 		my ($dbh, $key) = @_;
-		my ($token) = $dbh->selectrow_array(q{SELECT token FROM idem.claim('steady', $1, lease => '1 minute')}, undef, $key->(1));
+		my ($token) = $dbh->selectrow_array(q{SELECT token FROM idem.claim('steady', $1, lease => '1 minute')}, undef,
+			$key->(1));
 		complete($dbh, $token) if rand() < 0.8;
 	},
 	take => sub { my ($dbh) = @_; complete($dbh, $dbh->selectrow_array(q{SELECT token FROM idem.take('steady')})); },
@@ -196,7 +197,8 @@ sub sample
 		my $dbh = $self->connection or next;
 		my $seen = eval { $self->look($dbh) } // next;
 		printf $out "%.0f\t%s\n", clock_gettime(CLOCK_MONOTONIC) - $self->{begin}, $seen;
-		eval { $dbh->do(q{SELECT idem.alter_scope('steady', min_ttl => make_interval(secs => random() * 60), wait => '1 s')}) };
+		eval { $dbh->do(q{SELECT idem.alter_scope('steady', min_ttl => make_interval(secs => random() * 60),
+			wait => '1 s')}) };
 		eval { $dbh->do('REINDEX TABLE CONCURRENTLY idem.record') } if ++$n % 30 == 0;
 	}
 	close $out or die $!;
@@ -228,7 +230,8 @@ sub results
 	for my $minute (sort { $a <=> $b } grep { $latency{$_} } keys %sample)
 	{
 		my @sorted = sort { $a <=> $b } @{ $latency{$minute} };
-		my %line = (minute => $minute, operations => scalar @sorted, map { ("p$_" => percentile($_ / 100, @sorted)) } 50, 99);
+		my %line = (minute => $minute, operations => scalar @sorted,
+			map { ("p$_" => percentile($_ / 100, @sorted)) } 50, 99);
 		for my $n (0 .. $#figures) { $line{ $figures[$n] } = median(map { $_->[$n] } @{ $sample{$minute} }); }
 		$line{record_bytes} = $line{table_bytes} / ($line{records} || 1);
 		push @lines, \%line;

@@ -124,7 +124,8 @@ sub ask
 		my ($answers) = $dbh->selectrow_array('SELECT chaos.calls($1, $2, $3, $4)', undef,
 			[ map { $kind } @some ], \@some, \@uids, [ map { undef } @some ]);
 		my $returned = clock_gettime(CLOCK_MONOTONIC);
-		print $out join("\t", $invoked, $returned, $client, $kind, $some[$_], $uids[$_], $answers->[$_], ''), "\n" for 0 .. $#some;
+		print $out join("\t", $invoked, $returned, $client, $kind, $some[$_], $uids[$_], $answers->[$_], ''), "\n"
+		  for 0 .. $#some;
 	}
 	return;
 }
@@ -141,7 +142,8 @@ sub take_all
 			my ($id, $invoked) = ('finish.' . ++$asked, clock_gettime(CLOCK_MONOTONIC));
 			($answer) = $dbh->selectrow_array(q{SELECT chaos.call('take_end', ?, ?, NULL)}, undef, $scope, $id);
 			my ($key) = $answer =~ /^took (\S+) did$/ or next;
-			print $out join("\t", $invoked, clock_gettime(CLOCK_MONOTONIC), 'finish', 'take_end', $key, $id, 'did', ''), "\n";
+			print $out join("\t", $invoked, clock_gettime(CLOCK_MONOTONIC), 'finish', 'take_end', $key, $id, 'did', ''),
+				"\n";
 		}
 	}
 	return;
@@ -158,7 +160,8 @@ sub allow_more
 	$dbh->do(q{SELECT idem.alter_scope('few', max_attempts => -1)});
 	print $out join("\t", $invoked, clock_gettime(CLOCK_MONOTONIC), 'allow', 'f'), "\n";
 	take_all($dbh, $out, 'f');
-	is($dbh->selectrow_array('SELECT count(*) FROM idem.in_flight'), 0, "epoch $epoch: every operation that got more attempts was taken");
+	is($dbh->selectrow_array('SELECT count(*) FROM idem.in_flight'), 0,
+		"epoch $epoch: every operation that got more attempts was taken");
 	return;
 }
 
@@ -195,7 +198,8 @@ sub same_on_standby
 {
 	my ($table) = @_;
 	my $query = sprintf $fingerprint, $table;
-	is($servers->{standby}->safe_psql($servers->{database}, $query), $servers->sql($query), "the standby agrees: $table");
+	is($servers->{standby}->safe_psql($servers->{database}, $query), $servers->sql($query),
+		"the standby agrees: $table");
 	return;
 }
 
@@ -208,7 +212,8 @@ sub check_servers
 		q{SELECT format('DROP INDEX %s', indexrelid::regclass) FROM pg_index WHERE NOT indisvalid OR NOT indisready});
 	$servers->clear_pg_repack;
 	$servers->sql('CALL chaos.audit()') if $servers->sql(q{SELECT count(*) FROM pg_trigger WHERE tgname = 'mirror'});
-	is($servers->sql('SELECT place, record FROM chaos.unseen LIMIT 9'), '', 'a trigger has seen every change of idem.record');
+	is($servers->sql('SELECT place, record FROM chaos.unseen LIMIT 9'), '',
+		'a trigger has seen every change of idem.record');
 	$servers->sql('SELECT idem.purge(1000000)');
 	$servers->sql('VACUUM idem.record');    # autovacuum comes once per minute
 	$servers->sql('CALL chaos.change_identity()');
@@ -219,13 +224,16 @@ sub check_servers
 	# The check of the sizing divides the claims by a time that the clock has jumped over, and that of the
 	# retention finds callers that come after the TTL, because the clock has jumped over that. Whether
 	# autovacuum keeps up depends on what else the machine does.
-	is($servers->sql(q{SELECT check_name, status, detail FROM idem.health() WHERE status <> 'ok' AND check_name NOT IN ('sizing', 'retention', 'vacuum')}), '', 'idem.health() has no findings');
+	is($servers->sql(q{SELECT check_name, status, detail FROM idem.health() WHERE status <> 'ok'
+		AND check_name NOT IN ('sizing', 'retention', 'vacuum')}), '', 'idem.health() has no findings');
 	is($servers->sql(q{SELECT source, seq, (SELECT max(seq) FROM chaos.effect WHERE key = source) AS applied
 		FROM idem.watermark WHERE seq IS DISTINCT FROM (SELECT max(seq) FROM chaos.effect WHERE key = source)}), '',
 		'every watermark is the highest number that was applied');
 	tables_are_sound($servers->{primary}, "epoch $epoch", $servers->{database});
-	my @elsewhere = split /\n/, $servers->sql(q{SELECT oid::regclass FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace('elsewhere')});
-	isnt($servers->sql('SELECT count(*) FROM (' . join(' UNION ALL ', map { "TABLE $_" } @elsewhere) . ') r'), 0, "epoch $epoch: there are records elsewhere") if @elsewhere;
+	my @elsewhere = split /\n/, $servers->sql(q{SELECT oid::regclass FROM pg_class WHERE relkind = 'r'
+		AND relnamespace = to_regnamespace('elsewhere')});
+	isnt($servers->sql('SELECT count(*) FROM (' . join(' UNION ALL ', map { "TABLE $_" } @elsewhere) . ') r'), 0,
+		"epoch $epoch: there are records elsewhere") if @elsewhere;
 	$servers->catch_up;
 	same_on_standby($_) for qw(idem.record idem.watermark chaos.effect), @elsewhere;
 	return;
@@ -318,8 +326,10 @@ for my $node (@$servers{qw(primary standby)})
 		$node->name . ': no assertion failed, and nothing crashed');
 }
 
-diag sprintf "seed %d, %d s, %d epochs: %d operations acknowledged, %d unknown outcomes, %d faults (%s), %d sessions stuck, %d violations",
-  $seed, clock_gettime(CLOCK_MONOTONIC) - $begin, $epoch, $acknowledged, $unknown, $faults->total, $faults->summary, $faults->{stuck}, $violations;
+diag sprintf "seed %d, %d s, %d epochs: %d operations acknowledged, %d unknown outcomes, %d faults (%s), %d "
+	. "sessions stuck, %d violations",
+  $seed, clock_gettime(CLOCK_MONOTONIC) - $begin, $epoch, $acknowledged, $unknown, $faults->total, $faults->summary,
+  $faults->{stuck}, $violations;
 diag 'among them: ' . join ', ', map { "$_ " . ($happened{$_} // 0) } @must_happen;
 # Once more at the end, where a log that was cut off still has them.
 diag $_ for !$unprotected ? @reports[ 0 .. ($#reports < 2 ? $#reports : 2) ] : ();

@@ -20,24 +20,31 @@ my ($coordinator, $worker) = @node;
 
 # The effect alone, distributed like the effect with idem, and both on a server without Citus.
 my $effect = <<'SQL';
-CREATE TABLE app.bare (tenant_id bigint, id uuid DEFAULT gen_random_uuid(), key text, amount numeric, PRIMARY KEY (tenant_id, id));
+CREATE TABLE app.bare (tenant_id bigint, id uuid DEFAULT gen_random_uuid(), key text, amount numeric,
+  PRIMARY KEY (tenant_id, id));
 CREATE FUNCTION app.pay_bare(tenant_id bigint, key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE payment_id uuid;
 BEGIN
-  INSERT INTO app.bare(tenant_id, key, amount) VALUES (tenant_id, key, (request->>'amount')::numeric) RETURNING id INTO payment_id;
+  INSERT INTO app.bare(tenant_id, key, amount) VALUES (tenant_id, key, (request->>'amount')::numeric)
+    RETURNING id INTO payment_id;
   RETURN jsonb_build_object('payment', payment_id);
 END $$;
 SQL
 ask($coordinator, $effect . <<'SQL');
 SELECT create_distributed_table('app.bare', 'tenant_id', colocate_with => 'app.payment');
-SELECT create_distributed_function('app.pay_bare(bigint, text, jsonb)', 'tenant_id', colocate_with => 'app.payment', force_delegation => true);
+SELECT create_distributed_function('app.pay_bare(bigint, text, jsonb)', 'tenant_id', colocate_with => 'app.payment',
+  force_delegation => true);
 SQL
 my $pay = ask($coordinator, q{SELECT pg_get_functiondef('app.pay'::regproc)}) =~ s/PERFORM app\.use_shard\([^;]*;//r;
-my $alone = idem_node('alone', bare => 1, conf => "shared_preload_libraries = 'idem'\nmax_connections = 200\nshared_buffers = 32MB\nlog_statement = none\n");
-ask($alone, "CREATE EXTENSION idem; SELECT idem.create_scope('payments', tenant_required => true, request_required => true); CREATE SCHEMA app;
-	CREATE TABLE app.payment (tenant_id bigint, id uuid DEFAULT gen_random_uuid(), key text, amount numeric, PRIMARY KEY (tenant_id, id));
-	CREATE TRIGGER claim_required BEFORE INSERT OR UPDATE OR DELETE ON app.payment FOR EACH ROW EXECUTE FUNCTION idem.require_claim('payments');
+my $alone = idem_node('alone', bare => 1, conf => "shared_preload_libraries = 'idem'\nmax_connections = 200\n"
+	. "shared_buffers = 32MB\nlog_statement = none\n");
+ask($alone, "CREATE EXTENSION idem;
+	SELECT idem.create_scope('payments', tenant_required => true, request_required => true); CREATE SCHEMA app;
+	CREATE TABLE app.payment (tenant_id bigint, id uuid DEFAULT gen_random_uuid(), key text, amount numeric,
+	PRIMARY KEY (tenant_id, id));
+	CREATE TRIGGER claim_required BEFORE INSERT OR UPDATE OR DELETE ON app.payment FOR EACH ROW
+	EXECUTE FUNCTION idem.require_claim('payments');
 	$effect; $pay");
 
 # A tenant whose shard is on the worker.
@@ -70,7 +77,8 @@ sub run_once
 	my ($server, $transactions) = @_;
 	my ($servers, $client) = (cpu(@node, $alone), (times)[2] + (times)[3]);
 	my $each = $transactions / $clients;
-	system('pgbench', '-n', '-M', 'prepared', '-c', $clients, '-t', $each, '-f', $script, $server->connstr('postgres')) == 0 or die 'pgbench';
+	system('pgbench', '-n', '-M', 'prepared', '-c', $clients, '-t', $each, '-f', $script, $server->connstr('postgres'))
+		== 0 or die 'pgbench';
 	select undef, undef, undef, 0.2;    # the last backends have ended
 	return (cpu(@node, $alone) - $servers, (times)[2] + (times)[3] - $client);
 }
@@ -91,7 +99,8 @@ my @operation = (
 	[ 'effect', "\\set key random(1, 1000000000000000)\nSELECT app.pay_bare($arguments);\n" ],
 	[ 'pay()', "\\set key random(1, 1000000000000000)\nSELECT app.pay($arguments);\n" ],
 	[ 'replay', "\\set key random(1, 100)\nSELECT app.pay($arguments);\n" ]);
-my @setup = ([ 'one server, no Citus', $alone ], [ 'Citus, to the worker', $worker ], [ 'Citus, delegated', $coordinator ]);
+my @setup = ([ 'one server, no Citus', $alone ], [ 'Citus, to the worker', $worker ],
+	[ 'Citus, delegated', $coordinator ]);
 
 my %figures;
 for my $round (1 .. $rounds)
@@ -112,11 +121,13 @@ for my $setup (map { $_->[0] } @setup)
 	for my $operation (map { $_->[0] } @operation)
 	{
 		my $list = $figures{$setup}{$operation};
-		diag(sprintf '%-24s %-8s %8.0f %8.0f %8.2f', $setup, $operation, median(0, $list), median(1, $list), median(0, $list) / $base);
+		diag(sprintf '%-24s %-8s %8.0f %8.0f %8.2f', $setup, $operation, median(0, $list), median(1, $list),
+			median(0, $list) / $base);
 		cmp_ok(median(0, $list), '>', 0, "$setup: $operation is measured");
 	}
 }
-my $home = ask($worker, "SELECT count(*) FROM app.payment_" . ask($coordinator, "SELECT get_shard_id_for_distribution_column('app.payment', $tenant)"));
+my $home = ask($worker, "SELECT count(*) FROM app.payment_"
+	. ask($coordinator, "SELECT get_shard_id_for_distribution_column('app.payment', $tenant)"));
 cmp_ok($home, '>=', 2 * $rounds * $operations, 'all effects are on the worker');
 
 log_is_clean($_) for (@node, $alone);

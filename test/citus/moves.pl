@@ -13,7 +13,11 @@ use Test::More;
 my @node = citus_cluster();
 my ($coordinator, @worker) = @node;
 
-sub shard_of { my ($tenant) = @_; return ask($coordinator, "SELECT get_shard_id_for_distribution_column('app.payment', $tenant)"); }
+sub shard_of
+{
+	my ($tenant) = @_;
+	return ask($coordinator, "SELECT get_shard_id_for_distribution_column('app.payment', $tenant)");
+}
 
 sub home_of
 {
@@ -26,14 +30,19 @@ sub home_of
 # Two workers that do not have the tenant's shard.
 sub others { my ($tenant) = @_; my $home = home_of($tenant); return grep { $_ != $home } @worker; }
 
-sub id_of { my ($node) = @_; return ask($coordinator, 'SELECT nodeid FROM pg_dist_node WHERE nodeport = ' . $node->port); }
+sub id_of
+{
+	my ($node) = @_;
+	return ask($coordinator, 'SELECT nodeid FROM pg_dist_node WHERE nodeport = ' . $node->port);
+}
 
 # SQL that takes the shard of the tenant to other workers.
 sub move
 {
 	my ($tenant, $mode) = @_;
 	my ($target) = others($tenant);
-	return sprintf "SELECT citus_move_shard_placement(%d, %s, %s, '%s');", shard_of($tenant), place(home_of($tenant)), place($target), $mode;
+	return sprintf "SELECT citus_move_shard_placement(%d, %s, %s, '%s');", shard_of($tenant), place(home_of($tenant)),
+		place($target), $mode;
 }
 
 sub split_in_two
@@ -41,7 +50,8 @@ sub split_in_two
 	my ($tenant, $mode, @to) = @_;
 	@to = others($tenant) unless @to;
 	my $shard = shard_of($tenant);
-	my $middle = ask($coordinator, "SELECT (shardminvalue::bigint + shardmaxvalue::bigint) / 2 FROM pg_dist_shard WHERE shardid = $shard");
+	my $middle = ask($coordinator, "SELECT (shardminvalue::bigint + shardmaxvalue::bigint) / 2 FROM pg_dist_shard
+		WHERE shardid = $shard");
 	return sprintf "SELECT citus_split_shard_by_split_points(%d, '{%d}', '{%s}', '%s');", $shard, $middle,
 	  join(',', map { id_of($_) } @to), $mode;
 }
@@ -94,7 +104,8 @@ sub once
 	my @answers = map { ask($_, $operation{claim}[1]->($tenant)) } @node;
 	is(scalar(grep { $_ eq $answers[0] && /payment/ } @answers), 4, "$name: the same answer from every node");
 	is(ask($coordinator, "SELECT count(*) FROM app.payment WHERE tenant_id = $tenant"), 1, "$name: one effect");
-	is(ask($coordinator, "SELECT count(*) FROM app.records WHERE tenant_id = $tenant"), 1, "$name: one record, with the effect");
+	is(ask($coordinator, "SELECT count(*) FROM app.records WHERE tenant_id = $tenant"), 1,
+		"$name: one record, with the effect");
 	return;
 }
 
@@ -134,7 +145,8 @@ for my $what (sort keys %operation)
 			$moving->query('COMMIT');
 			$moving->quit;
 			like(finish($caller), qr/57S01/, "$name: the call is refused after the $change");
-			is(ask($coordinator, "SELECT count(*) FROM app.payment WHERE tenant_id = $tenant"), 0, "$name: without effect");
+			is(ask($coordinator, "SELECT count(*) FROM app.payment WHERE tenant_id = $tenant"), 0,
+				"$name: without effect");
 			isnt(home_of($tenant), $home, "$name: the shard is elsewhere");
 			ask($coordinator, $call->($tenant, $token));
 			once($name, $tenant, $token);
@@ -146,7 +158,9 @@ for my $what (sort keys %operation)
 $tenant++;
 configure($coordinator, 'citus.defer_shard_delete_interval', '-1');
 my $token = ask($coordinator, $operation{complete}[0]->($tenant));
-my ($here, $old) = (home_of($tenant), ask($coordinator, "SELECT shard_name('app.records', get_shard_id_for_distribution_column('app.records', $tenant))"));
+my ($here, $old) = (home_of($tenant),
+	ask($coordinator,
+		"SELECT shard_name('app.records', get_shard_id_for_distribution_column('app.records', $tenant))"));
 ask($coordinator, split_in_two($tenant, 'block_writes', $here, $here));
 is(ask($here, "SELECT state FROM $old WHERE tenant_id = $tenant"), 'p', 'a copy left behind: is there, unfinished');
 once('a copy left behind', $tenant, $token);
@@ -161,7 +175,8 @@ sub tenant_at
 	my ($end) = @_;
 	return ask($coordinator, <<"SQL");
 SELECT min(i) FROM generate_series(100, 10000) i WHERE get_shard_id_for_distribution_column('app.payment', i) =
-  (SELECT shardid FROM pg_dist_shard WHERE logicalrelid = 'app.payment'::regclass ORDER BY shardminvalue::integer $end LIMIT 1)
+  (SELECT shardid FROM pg_dist_shard WHERE logicalrelid = 'app.payment'::regclass ORDER BY shardminvalue::integer $end
+  LIMIT 1)
 SQL
 }
 
@@ -208,11 +223,13 @@ my $home = home_of(50);
 my ($elsewhere) = others(50);
 refused('57S01', 'a call as a simple expression of a block', "DO \$\$ BEGIN PERFORM $call; END \$\$");
 refused('57S01', 'a call with another column', "SELECT $call, 1");
-refused('57S01', 'a call with a volatile argument', "SELECT app.pay(50, 'refused', jsonb_build_object('amount', random()))");
+refused('57S01', 'a call with a volatile argument',
+	"SELECT app.pay(50, 'refused', jsonb_build_object('amount', random()))");
 refused('57S01', 'a call in a subquery', "SELECT (SELECT $call)");
 refused('57S01', 'a call for each row', "SELECT $call FROM generate_series(1, 2)");
 refused('57S01', 'a call on another worker', "DO \$\$ BEGIN PERFORM $call; END \$\$", $elsewhere);
-refused('25000', 'another isolation level', "BEGIN ISOLATION LEVEL $_; SELECT $call", $home) for ('REPEATABLE READ', 'SERIALIZABLE');
+refused('25000', 'another isolation level', "BEGIN ISOLATION LEVEL $_; SELECT $call", $home)
+  for ('REPEATABLE READ', 'SERIALIZABLE');
 refused('ID011', 'an effect without a claim', q{INSERT INTO app.payment(tenant_id, key) VALUES (50, 'refused')});
 my ($foreign) = grep { home_of($_) != $home } 51 .. 99;
 refused('ID011', 'an effect for a tenant on another node', <<"SQL", $home);
@@ -223,7 +240,8 @@ END \$\$
 SQL
 
 # At commit, idem is asked before Citus commits on another node.
-ask($coordinator, q{CREATE TABLE app.note (tenant_id bigint, note text); SELECT create_distributed_table('app.note', 'tenant_id')});
+ask($coordinator, q{CREATE TABLE app.note (tenant_id bigint, note text);
+	SELECT create_distributed_table('app.note', 'tenant_id')});
 refused('ID006', 'an open claim, and a row on another node', <<"SQL", $home);
 BEGIN;
 SELECT app.use_shard('app.records', '50'), idem.claim('payments', 'refused', '{}', '50');
@@ -233,7 +251,8 @@ SQL
 is(ask($coordinator, 'SELECT count(*) FROM app.note'), 0, 'an open claim: the other node has no row');
 
 # Callers need no privileges on the records.
-ask($coordinator, 'CREATE ROLE clerk LOGIN; GRANT USAGE ON SCHEMA app TO clerk; GRANT SELECT, INSERT ON app.payment TO clerk');
+ask($coordinator, 'CREATE ROLE clerk LOGIN; GRANT USAGE ON SCHEMA app TO clerk;
+	GRANT SELECT, INSERT ON app.payment TO clerk');
 ask($coordinator, q{SELECT * FROM run_command_on_all_nodes($$SELECT idem.alter_scope('payments', owner => 'clerk')$$)});
 sub as_clerk { my ($sql) = @_; return $coordinator->psql('postgres', $sql, extra_params => [ '-U', 'clerk' ]); }
 my ($status, $out, $error) = as_clerk("SELECT app.pay(60, 'key', $request)");
@@ -247,9 +266,12 @@ run_example($coordinator, 'tenant_schema', tenant => 'acme');
 my $paid = ask($coordinator, "SELECT acme.pay('key', $request)");
 for my $mode (qw(block_writes force_logical))
 {
-	my ($target) = grep { $_->port != ask($coordinator, q{SELECT nodeport FROM citus_shards WHERE table_name = 'acme.payment'::regclass}) } @worker;
+	my ($target) =
+		grep { $_->port != ask($coordinator, q{SELECT nodeport FROM citus_shards
+			WHERE table_name = 'acme.payment'::regclass}) } @worker;
 	ask($coordinator, "SELECT citus_schema_move('acme', " . place($target) . ", '$mode')");
-	is(ask($_, "SELECT acme.pay('key', $request)"), $paid, "a tenant's schema moved, $mode: the same answer from every node") for @node;
+	is(ask($_, "SELECT acme.pay('key', $request)"), $paid,
+		"a tenant's schema moved, $mode: the same answer from every node") for @node;
 }
 is(ask($coordinator, 'SELECT count(*) FROM acme.payment'), 1, "a tenant's schema moved: one effect");
 
@@ -257,7 +279,8 @@ is(ask($coordinator, 'SELECT count(*) FROM acme.payment'), 1, "a tenant's schema
 push @node, citus_node('worker4');
 ask($coordinator, 'SELECT citus_add_node(' . place($node[4]) . ')');
 my $answer = ask($coordinator, "SELECT $call");
-ask($coordinator, sprintf "SELECT citus_move_shard_placement(%d, %s, %s, 'block_writes')", shard_of(50), place(home_of(50)), place($node[4]));
+ask($coordinator, sprintf "SELECT citus_move_shard_placement(%d, %s, %s, 'block_writes')", shard_of(50),
+	place(home_of(50)), place($node[4]));
 is(sqlstate($coordinator, "SELECT $call"), 'ID008', 'a node without identity: every call is refused');
 run_example($coordinator, 'identity');
 is(ask($_, "SELECT $call"), $answer, 'a node with identity: the same answer from ' . $_->name) for @node;

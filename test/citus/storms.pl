@@ -42,7 +42,8 @@ sub any_mode { return one_of('block_writes', 'force_logical'); }
 sub any_shard
 {
 	my ($shard, $port, $middle) = split /\|/, one_of(split /\n/, ask($coordinator, <<'SQL'));
-SELECT shardid, nodeport, (shardminvalue::bigint + shardmaxvalue::bigint) / 2 FROM citus_shards JOIN pg_dist_shard USING (shardid)
+SELECT shardid, nodeport, (shardminvalue::bigint + shardmaxvalue::bigint) / 2 FROM citus_shards JOIN pg_dist_shard
+  USING (shardid)
 WHERE table_name = 'app.payment'::regclass AND shardminvalue <> shardmaxvalue ORDER BY shardid
 SQL
 	my ($home) = grep { $_->port == $port } @node;
@@ -50,28 +51,39 @@ SQL
 }
 
 sub other_than { my ($home) = @_; return one_of(grep { $_ != $home } @worker); }
-sub id_of { my ($node) = @_; return ask($coordinator, 'SELECT nodeid FROM pg_dist_node WHERE nodeport = ' . $node->port); }
+sub id_of
+{
+	my ($node) = @_;
+	return ask($coordinator, 'SELECT nodeid FROM pg_dist_node WHERE nodeport = ' . $node->port);
+}
 
 sub move
 {
 	my ($shard, $home) = any_shard();
-	return sprintf "SELECT citus_move_shard_placement(%d, %s, %s, '%s')", $shard, place($home), place(other_than($home)), any_mode();
+	return sprintf "SELECT citus_move_shard_placement(%d, %s, %s, '%s')", $shard, place($home),
+		place(other_than($home)), any_mode();
 }
 
 sub split_in_two
 {
 	my ($shard, $home, $middle) = any_shard();
-	return sprintf "SELECT citus_split_shard_by_split_points(%d, '{%d}', '{%d, %d}', '%s')", $shard, $middle, id_of($home),
+	return sprintf "SELECT citus_split_shard_by_split_points(%d, '{%d}', '{%d, %d}', '%s')", $shard, $middle,
+		id_of($home),
 	  id_of(other_than($home)), any_mode();
 }
 
-sub isolate { return sprintf "SELECT isolate_tenant_to_new_shard('app.payment', %d, 'CASCADE', shard_transfer_mode => '%s')", int rand 4096, any_mode(); }
+sub isolate
+{
+	return sprintf "SELECT isolate_tenant_to_new_shard('app.payment', %d, 'CASCADE', shard_transfer_mode => '%s')",
+		int rand 4096, any_mode();
+}
 sub drain { return sprintf "SELECT citus_drain_node(%s, '%s')", place(one_of(@worker)), any_mode(); }
 
 sub rebalance
 {
 	ask($coordinator, "SELECT citus_set_node_property(" . place($_) . ", 'shouldhaveshards', true)") for @worker;
-	return sprintf "SELECT rebalance_table_shards('app.payment', threshold => 0, shard_transfer_mode => '%s')", any_mode();
+	return sprintf "SELECT rebalance_table_shards('app.payment', threshold => 0, shard_transfer_mode => '%s')",
+		any_mode();
 }
 
 # Runs a change of the shards. It may fail: a kill hits it, or Citus still cleans up after the last one.
@@ -90,7 +102,8 @@ sub kill_server
 	kill_postmaster($node);
 	$seen{killed}++;
 	my ($group) = grep { $node[$_] == $node } 0 .. 3;
-	$seen{prepared} += ask($_, "SELECT count(*) FROM pg_prepared_xacts WHERE gid LIKE 'citus\\_$group\\_%'") for grep { $_ != $node } @node;
+	$seen{prepared} += ask($_, "SELECT count(*) FROM pg_prepared_xacts WHERE gid LIKE 'citus\\_$group\\_%'")
+	  for grep { $_ != $node } @node;
 	# A backend that began meanwhile holds the shared memory until it notices. pg_ctl may take the file of
 	# the killed server for that of one that is ready.
 	for (1 .. 100) { last if $node->start(fail_ok => 1); sleep 0.2; }
@@ -102,7 +115,8 @@ sub kill_server_in_a_change
 {
 	my ($sql) = @_;
 	my ($out, $error);
-	my $run = IPC::Run::start([ 'psql', '-Xq', '-c', "SET statement_timeout = '60s'", '-c', $sql, $coordinator->connstr('postgres') ], '>', \$out, '2>', \$error);
+	my $run = IPC::Run::start([ 'psql', '-Xq', '-c', "SET statement_timeout = '60s'", '-c', $sql,
+			$coordinator->connstr('postgres') ], '>', \$out, '2>', \$error);
 	sleep rand 2;
 	kill_server(one_of(@node));
 	$run->finish;
@@ -128,9 +142,11 @@ sub kill_between_prepare_and_commit
 	return;
 }
 
-my @moves = map { my $sql = $_; sub { change($sql->()) } } \&move, \&split_in_two, \&move, \&isolate, \&move, \&drain, \&rebalance;
+my @moves = map { my $sql = $_; sub { change($sql->()) } } \&move, \&split_in_two, \&move, \&isolate, \&move, \&drain,
+	\&rebalance;
 my @kills = (sub { kill_server(one_of(@worker)) }, \&kill_delegated, sub { kill_server($coordinator) });
-my @both = (@kills, map { my $sql = $_; sub { kill_server_in_a_change($sql->()) } } \&move, \&split_in_two, \&rebalance);
+my @both = (@kills, map { my $sql = $_; sub { kill_server_in_a_change($sql->()) } } \&move, \&split_in_two,
+	\&rebalance);
 
 # Citus reports lost connections to other nodes as XX000, too, so the clients retry after these errors.
 #
@@ -148,21 +164,27 @@ sub blow
 		$seen{killed} += $counts{kills};
 		$seen{differing} += $counts{differing};
 		$seen{resent} += $counts{resent};
-		for (split /\n/, slurp_file($storm->{answers})) { my ($key, $answer) = split /\t/; $answers->{$key}{$answer} = 1; }
+		for (split /\n/, slurp_file($storm->{answers}))
+		{
+			my ($key, $answer) = split /\t/;
+			$answers->{$key}{$answer} = 1;
+		}
 	}
 	return;
 }
 
 sub settle
 {
-	$_->poll_query_until('postgres', 'SELECT count(*) = 0 FROM pg_prepared_xacts') or die 'a prepared transaction is left' for @node;
+	$_->poll_query_until('postgres', 'SELECT count(*) = 0 FROM pg_prepared_xacts')
+	  or die 'a prepared transaction is left' for @node;
 	return;
 }
 
 sub effects_and_keys
 {
 	my $effects = ask($coordinator, 'SELECT count(*) FROM app.payment');
-	return ($effects, $effects - ask($coordinator, 'SELECT count(*) FROM (SELECT DISTINCT tenant_id, key FROM app.payment) k'));
+	return ($effects,
+		$effects - ask($coordinator, 'SELECT count(*) FROM (SELECT DISTINCT tenant_id, key FROM app.payment) k'));
 }
 
 my @table;
@@ -190,7 +212,8 @@ sub everything_once
 	storm($name, @arguments);
 	is("$seen{doubles}|$seen{differing}", '0|0', "$name: no key has two effects or two answers");
 	is($seen{effects}, $each * $keys, "$name: every key has its effect");
-	is(ask($coordinator, 'SELECT count(*) FROM app.records'), $each * $keys, "$name: and its record, beside the effect");
+	is(ask($coordinator, 'SELECT count(*) FROM app.records'), $each * $keys,
+		"$name: and its record, beside the effect");
 	is(ask($_, 'SELECT count(*) FROM idem.record'), 0, "$name: " . $_->name . ' has no other records') for @node;
 	return;
 }
@@ -215,13 +238,15 @@ if ($wanted{transfers})
 if ($wanted{control})
 {
 	my $elsewhere = q{idem.alter_scope('payments', records => false, force => true)};
-	is(ask($coordinator, "SELECT count(*) FROM run_command_on_all_nodes(\$\$SELECT $elsewhere\$\$) WHERE NOT success"), 0,
+	is(ask($coordinator, "SELECT count(*) FROM run_command_on_all_nodes(\$\$SELECT $elsewhere\$\$) WHERE NOT success"),
+		0,
 		'control: the scope has its records in idem.record of each node');
 	storm('control: records left behind', $pay, 5, @moves);
 	cmp_ok($seen{doubles}, '>', 0, 'control: without colocated records, keys have two effects');
 }
 
-diag(sprintf "%-28s %7s %7s %9s %8s %7s %8s %8s %10s", '', qw(keys kills prepared changes failed resent doubles differing));
+diag(sprintf "%-28s %7s %7s %9s %8s %7s %8s %8s %10s", '',
+	qw(keys kills prepared changes failed resent doubles differing));
 diag(sprintf "%-28s %7d %7d %9d %8d %7d %8d %8d %10d", @$_) for @table;
 # The log of a server without two crashes of Citus 13.2.2, which are more faults here, and not ones of idem: where
 # a kill interrupts a split, the process that sends the changes of a shard reads a table that is dropped

@@ -8,7 +8,8 @@ my ($mode) = @ARGV;
 my %saved;
 
 my $dbh = DBI->connect('dbi:Pg:', undef, undef,
-	{ AutoCommit => 1, RaiseError => 1, PrintError => 0, pg_server_prepare => $mode eq 'prepared', pg_switch_prepared => 1 });
+	{ AutoCommit => 1, RaiseError => 1, PrintError => 0, pg_server_prepare => $mode eq 'prepared',
+		pg_switch_prepared => 1 });
 
 sub parameter
 {

@@ -53,7 +53,8 @@ sub parse
 		for my $hunk (@hunks)
 		{
 			push @{ $self->{hunks} }, [ $path,
-				map { my $signs = $_; join '', map { substr $_, 1 } grep { /^[$signs]/ } $hunk =~ /^(.*\n)/mg } ' -', ' +', '-', '+' ];
+				map { my $signs = $_; join '', map { substr $_, 1 } grep { /^[$signs]/ } $hunk =~ /^(.*\n)/mg } ' -',
+				' +', '-', '+' ];
 		}
 	}
 	return $self;

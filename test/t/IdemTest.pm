@@ -12,8 +12,9 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(installed managed_edition install_managed idem_node start_with_clock install_payments install_lapse claim_open sqlstate waits_for runs load crash kill_process kill_postmaster
-  restart_killed configure configure_purge wait_for_standbys replicate rewind effects locks tables_are_sound log_is_clean);
+our @EXPORT = qw(installed managed_edition install_managed idem_node start_with_clock install_payments
+  install_lapse claim_open sqlstate waits_for runs load crash kill_process kill_postmaster restart_killed
+  configure configure_purge wait_for_standbys replicate rewind effects locks tables_are_sound log_is_clean);
 
 # How a test ends that takes too long: it says where it is, and its servers are stopped.
 my $test = $$;
@@ -33,7 +34,8 @@ sub managed_edition { return ($ENV{IDEM_EDITION} // '') eq 'managed'; }
 sub install_managed
 {
 	my ($node, $database) = @_;
-	$node->command_ok([ 'psql', '-Xq', '-f', "$ENV{TESTDIR}/sql/managed.sql", $node->connstr($database) ], "$database: the SQL edition is installed");
+	$node->command_ok([ 'psql', '-Xq', '-f', "$ENV{TESTDIR}/sql/managed.sql", $node->connstr($database) ],
+		"$database: the SQL edition is installed");
 	return;
 }
 
@@ -103,7 +105,8 @@ sub install_lapse
 	my ($node, $database) = @_;
 	$node->safe_psql($database // 'postgres', <<'SQL');
 CREATE PROCEDURE lapse(k text) LANGUAGE sql AS
-  $$ UPDATE idem.record r SET lease_end = clock_timestamp() - interval '1 s' WHERE k IN (key, to_jsonb(r) ->> 'key_uuid') $$;
+  $$ UPDATE idem.record r SET lease_end = clock_timestamp() - interval '1 s'
+  WHERE k IN (key, to_jsonb(r) ->> 'key_uuid') $$;
 SQL
 	return;
 }
@@ -236,7 +239,8 @@ sub configure_purge
 	$node->poll_query_until('postgres', "SELECT current_setting('$setting') = '$value'") or die 'no reload';
 	my $since = $node->safe_psql('postgres', 'SELECT clock_timestamp()');
 	$node->reload;    # the launcher looks once more
-	$node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change > '$since' FROM pg_stat_activity WHERE backend_type = 'idem launcher'")
+	$node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change > '$since' FROM pg_stat_activity
+		WHERE backend_type = 'idem launcher'")
 	  or die 'the launcher is not idle';
 	return;
 }
@@ -247,7 +251,8 @@ sub wait_for_standbys
 {
 	my ($node, $names) = @_;
 	configure($node, 'synchronous_standby_names', $names);
-	$node->poll_query_until('postgres', "SELECT current_setting('synchronous_standby_names') = '$names'") or die 'no reload';
+	$node->poll_query_until('postgres', "SELECT current_setting('synchronous_standby_names') = '$names'")
+	  or die 'no reload';
 	$node->safe_psql('postgres', 'CHECKPOINT');
 	return;
 }
@@ -272,7 +277,8 @@ sub rewind
 	$primary->safe_psql('postgres', 'CHECKPOINT');
 	my $conf = $node->data_dir . '/postgresql.conf';
 	my $own = slurp_file($conf);
-	my $rewound = run_log([ 'pg_rewind', '--target-pgdata', $node->data_dir, '--source-server', $primary->connstr('postgres') ]);
+	my $rewound = run_log([ 'pg_rewind', '--target-pgdata', $node->data_dir, '--source-server',
+			$primary->connstr('postgres') ]);
 	unlink $conf;
 	append_to_file($conf, $own);
 	unlink $node->data_dir . '/postgresql.auto.conf';
@@ -309,15 +315,18 @@ sub tables_are_sound
 	$database //= 'postgres';
 	is($node->safe_psql($database, <<'SQL'), '', "the tables are sound: $name");
 SELECT c.relname, v.* FROM pg_class c, verify_heapam(c.oid) v
-WHERE c.relkind = 'r' AND (c.relnamespace = 'idem'::regnamespace OR c.oid IN (SELECT attrelid FROM pg_attribute WHERE atttypid = to_regtype('idem.key_digest')))
+WHERE c.relkind = 'r' AND (c.relnamespace = 'idem'::regnamespace OR c.oid IN (SELECT attrelid FROM pg_attribute
+WHERE atttypid = to_regtype('idem.key_digest')))
 SQL
-	my $unique = $node->safe_psql($database, q{SELECT to_regprocedure('bt_index_check(regclass, bool, bool)') IS NOT NULL});
+	my $unique = $node->safe_psql($database, q{SELECT to_regprocedure('bt_index_check(regclass, bool, bool)') IS NOT
+		NULL});
 	my $options = $unique eq 't' ? 'true, true' : 'true';
 	my (undef, undef, $stderr) = $node->psql($database, <<"SQL");
 SELECT bt_index_check(i.indexrelid, $options) FROM pg_index i
   JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a ON a.oid = c.relam
 WHERE a.amname = 'btree' AND i.indisready AND i.indisvalid
-  AND (c.relnamespace = 'idem'::regnamespace OR i.indrelid IN (SELECT attrelid FROM pg_attribute WHERE atttypid = to_regtype('idem.key_digest')))
+  AND (c.relnamespace = 'idem'::regnamespace OR i.indrelid IN (SELECT attrelid FROM pg_attribute
+  WHERE atttypid = to_regtype('idem.key_digest')))
 SQL
 	is($stderr, '', "their indexes are sound: $name");
 	return;
@@ -331,7 +340,8 @@ sub log_is_clean
 	my $crash = qr/PANIC|TRAP:|terminated by signal (?!9)/;
 	$crash = qr/PANIC|TRAP:|terminated by signal/ unless $options{killed};
 	unlike($log, $crash, $node->name . ': no crash in the log');
-	unlike($log, qr/don't own a lock|leak: |leaked|snapshot .* still active|still holds|still referenced|was not closed/,
+	unlike($log,
+		qr/don't own a lock|leak: |leaked|snapshot .* still active|still holds|still referenced|was not closed/,
 		$node->name . ': nothing leaked');
 	return;
 }

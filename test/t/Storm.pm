@@ -33,8 +33,10 @@ sub new
 	local $ENV{PGOPTIONS} = $options{session} // '';
 	local $ENV{PGTARGETSESSIONATTRS} = 'read-write';
 	local $ENV{STORM_RETRIES} = $options{retries} // '';
-	my $self = bless { plan => "@$plan", answers => "$binary." . ($options{name} // 'answers'), stdout => '', stderr => '' }, $class;
-	$self->{run} = IPC::Run::start([ $binary, @$plan, $self->{answers} ], '>', \$self->{stdout}, '2>', \$self->{stderr});
+	my $self = bless { plan => "@$plan", answers => "$binary." . ($options{name} // 'answers'), stdout => '',
+		stderr => '' }, $class;
+	$self->{run} = IPC::Run::start([ $binary, @$plan, $self->{answers} ], '>', \$self->{stdout}, '2>',
+		\$self->{stderr});
 	return $self;
 }
 

@@ -11,8 +11,11 @@ our $traps = <<'SQL';
 SET check_function_bodies = off;
 CREATE SCHEMA evil;
 GRANT ALL ON SCHEMA evil TO PUBLIC;
-CREATE FUNCTION evil.spring() RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'TRAPS', MESSAGE = 'a trap was sprung'; END $$;
-CREATE TABLE evil.plain AS SELECT unnest('{bool,bytea,char,name,int2,int4,int8,text,oid,regclass,regrole,regprocedure,float8,numeric,timestamptz,interval,jsonb,uuid,_text,_int4}'::regtype[]) AS type;
+CREATE FUNCTION evil.spring() RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'TRAPS',
+  MESSAGE = 'a trap was sprung'; END $$;
+CREATE TABLE evil.plain AS
+  SELECT unnest('{bool,bytea,char,name,int2,int4,int8,text,oid,regclass,regrole,regprocedure,float8,numeric,
+    timestamptz,interval,jsonb,uuid,_text,_int4}'::regtype[]) AS type;
 DO $do$
 DECLARE twin record;
 BEGIN
@@ -26,7 +29,8 @@ BEGIN
        AND proargmodes IS NULL AND provariadic = 0
   LOOP
     BEGIN
-      EXECUTE format('CREATE FUNCTION evil.%I(%s) RETURNS %s%s LANGUAGE plpgsql AS $f$ BEGIN PERFORM evil.spring(); END $f$',
+      EXECUTE format('CREATE FUNCTION evil.%I(%s) RETURNS %s%s LANGUAGE plpgsql
+                      AS $f$ BEGIN PERFORM evil.spring(); END $f$',
                      twin.proname, twin.arguments, twin.set, twin.result);
     EXCEPTION WHEN OTHERS THEN NULL;      -- pseudo-types and the like
     END;
@@ -35,17 +39,20 @@ BEGIN
     SELECT oid, oprname, oprleft::regtype AS l, oprright::regtype AS r, oprresult::regtype AS result FROM pg_operator
      WHERE oprkind = 'b' AND oprleft IN (SELECT type FROM evil.plain) AND oprright IN (SELECT type FROM evil.plain)
   LOOP
-    EXECUTE format('CREATE FUNCTION evil.trap_%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS $f$ BEGIN PERFORM evil.spring(); END $f$',
+    EXECUTE format('CREATE FUNCTION evil.trap_%s(%s, %s) RETURNS %s LANGUAGE plpgsql
+                    AS $f$ BEGIN PERFORM evil.spring(); END $f$',
                    twin.oid, twin.l, twin.r, twin.result);
     EXECUTE format('CREATE OPERATOR evil.%s (FUNCTION = evil.trap_%s, LEFTARG = %s, RIGHTARG = %s)',
                    twin.oprname, twin.oid, twin.l, twin.r);
   END LOOP;
 END $do$;
-CREATE FUNCTION evil.sprung() RETURNS pg_catalog.bool LANGUAGE plpgsql AS $$ BEGIN PERFORM evil.spring(); RETURN true; END $$;
+CREATE FUNCTION evil.sprung() RETURNS pg_catalog.bool LANGUAGE plpgsql AS $$ BEGIN PERFORM evil.spring(); RETURN true;
+END $$;
 DO $do$
 DECLARE type pg_catalog.name;
 BEGIN
-  FOREACH type IN ARRAY '{text,uuid,name,oid,xid,regclass,regrole,regprocedure,timestamptz,jsonb,bytea,interval,int4,int8}'::pg_catalog.name[] LOOP
+  FOREACH type IN ARRAY '{text,uuid,name,oid,xid,regclass,regrole,regprocedure,timestamptz,jsonb,bytea,interval,
+    int4,int8}'::pg_catalog.name[] LOOP
     EXECUTE format('CREATE DOMAIN evil.%1$I AS pg_catalog.%1$I CHECK (evil.sprung())', type);
   END LOOP;
 END $do$;
@@ -69,13 +76,15 @@ CREATE TABLE public.effect (key text DEFAULT idem.current_key());
 CREATE TRIGGER guard BEFORE INSERT ON public.effect EXECUTE FUNCTION idem.require_claim('shop');
 GRANT ALL ON public.effect TO PUBLIC;
 CREATE FUNCTION public.work(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE plpgsql AS $$ BEGIN RETURN $1; END $$;
-CREATE FUNCTION public.break(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'broken'; END $$;
+CREATE FUNCTION public.break(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE plpgsql AS $$ BEGIN
+  RAISE EXCEPTION 'broken'; END $$;
 SQL
 
 # Makes every call among the traps. The statements qualify every name and use no operator, so
 # whatever springs a trap is idem.
 our $tour = <<'SQL';
-SELECT idem.create_scope('tour', response_exclude => '{secret}', request_exclude => '{sent_at}', weak_keys => 'warn', reject_stale_keys => true);
+SELECT idem.create_scope('tour', response_exclude => '{secret}', request_exclude => '{sent_at}', weak_keys => 'warn',
+  reject_stale_keys => true);
 SELECT idem.create_scope('shop', owner => 'shop', final_sqlstates => '{P0001}', store_request => 'always');
 SELECT idem.alter_scope('tour', ttl => '2 days');
 SET ROLE clerk;
@@ -127,13 +136,16 @@ SELECT idem_internal.refuse(name, '', '', '') FROM idem.scopes WHERE false;
 SELECT idem.http_status('ID001');
 SELECT idem.problem('ID001', 'x');
 SELECT idem.parse_key(E'"a\\"b";v=1');
-SELECT idem.http_status(c), idem.http_headers(c), idem.problem(c) FROM idem.try_claim('shop', 'order-1', '{"amount": 1}') c;
-SELECT idem.http_status(c), idem.http_headers(c), idem.problem(c) FROM idem.try_claim('shop', 'order-1', '{"amount": 2}') c;
+SELECT idem.http_status(c), idem.http_headers(c), idem.problem(c)
+  FROM idem.try_claim('shop', 'order-1', '{"amount": 1}') c;
+SELECT idem.http_status(c), idem.http_headers(c), idem.problem(c)
+  FROM idem.try_claim('shop', 'order-1', '{"amount": 2}') c;
 RESET ROLE;
 SELECT idem.rotate_secret();
 SELECT idem.import_identity(idem.export_identity());
 SELECT idem_internal.begin_import();
-SELECT idem_internal.import_scope(s, true) FROM pg_catalog.jsonb_populate_recordset(NULL::idem.scope, idem.export_identity() OPERATOR(pg_catalog.->) 'scopes') s;
+SELECT idem_internal.import_scope(s, true) FROM pg_catalog.jsonb_populate_recordset(NULL::idem.scope,
+  idem.export_identity() OPERATOR(pg_catalog.->) 'scopes') s;
 SELECT idem_internal.refuse_keys(name) FROM idem.scope WHERE false;
 SELECT numbers[1] FROM idem.scope, idem_internal.scope_counters(id) ORDER BY 1;
 SELECT pg_catalog.date_part('microseconds', idem_internal.quantile('{1,2}', 50));
@@ -184,7 +196,9 @@ SQL
 
 # The tour of the SQL edition leaves out what only the extension has. In a scope without rules, its
 # claims take a path of their own.
-our $managed_tour = <<'SQL' . join '', grep { !/idem_internal|identity|elsewhere|record_table|use_records|public\."record"|durations|stats/ } split /^/, $tour;
+my $left_out =
+  qr/idem_internal|identity|elsewhere|record_table|use_records|public\."record"|durations|stats/;
+our $managed_tour = <<'SQL' . join '', grep { !/$left_out/ } split /^/, $tour;
 SELECT idem.create_scope('without rules', owner => 'shop');
 SET ROLE clerk;
 BEGIN;

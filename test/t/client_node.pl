@@ -11,7 +11,11 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-sub lacks { my ($module) = @_; return system(qq(cd clients/node && node -e "require('$module')" >/dev/null 2>&1)) != 0; }
+sub lacks
+{
+	my ($module) = @_;
+	return system(qq(cd clients/node && node -e "require('$module')" >/dev/null 2>&1)) != 0;
+}
 
 plan skip_all => 'no Node with pg here; tools/setup examples installs them'
   if lacks('pg');
@@ -22,7 +26,8 @@ max_connections = 100
 listen_addresses = '127.0.0.1'
 CONF
 $node->safe_psql('postgres', slurp_file('clients/node/test/schema.sql'));
-@ENV{qw(PGHOST PGPORT PGDATABASE PGUSER)} = ('127.0.0.1', $node->port, 'postgres', $node->safe_psql('postgres', 'SELECT current_user'));
+@ENV{qw(PGHOST PGPORT PGDATABASE PGUSER)} = ('127.0.0.1', $node->port, 'postgres',
+	$node->safe_psql('postgres', 'SELECT current_user'));
 
 my @points = qw(connecting effect terminated answer);
 sub proxies { my ($times) = @_; return map { CutProxy->new($node, at => $_, times => $times) } @points; }
@@ -34,7 +39,8 @@ sub passes
 {
 	my ($file) = @_;
 	my ($tap, $log) = ('', '');
-	my $passed = IPC::Run::run([ qw(node --test --test-reporter=tap), "clients/node/test/$file" ], '>', \$tap, '2>', \$log);
+	my $passed = IPC::Run::run([ qw(node --test --test-reporter=tap), "clients/node/test/$file" ], '>', \$tap, '2>',
+		\$log);
 	my @results = $tap =~ /^((?:not )?ok \d+ - .*)$/mg;
 	cmp_ok(scalar @results, '>', 0, "$file: runs");
 	for my $result (@results)
@@ -60,7 +66,7 @@ $_->stop for @proxies;
 }
 is_deeply([ map { $_->cuts } @proxies ], [ (4) x @points ], 'leases: each proxy has cut four connections');
 $_->stop for @proxies;
-passes($_) for qw(edge.test.js guard.test.js waits.test.js killed.test.js http.test.js bound.test.js accepted.test.js intent.test.js readme.test.js);
+passes("$_.test.js") for qw(edge guard waits killed http bound accepted intent readme);
 is(locks($node), 0, 'no key lock is left');
 
 # Types ---------------------------------------------------------------------------------------------
@@ -98,19 +104,25 @@ SKIP:
 	skip 'no npm here; tools/setup clients installs it', 1 if system('npm --version >/dev/null 2>&1') != 0;
 	my $folder = PostgreSQL::Test::Utils::tempdir;
 	mkdir "$folder/application";
-	local %ENV = (%ENV, npm_config_cache => "$folder/npm", NODE_PATH => join(':', $ENV{NODE_PATH} // (), "$ENV{PWD}/node_modules", '/usr/share/nodejs'));
+	local %ENV = (%ENV, npm_config_cache => "$folder/npm",
+		NODE_PATH => join(':', $ENV{NODE_PATH} // (), "$ENV{PWD}/node_modules", '/usr/share/nodejs'));
 	my ($package) = split /\n/, `tools/packages $folder/packages node`;
 	my $content = `tar -tzf $package`;
-	like($content, qr{^package/\Q$_\E$}m, "the package has $_") for qw(LICENSE CHANGELOG.md README.md index.d.ts intent.js examples/accepted.js);
+	like($content, qr{^package/\Q$_\E$}m, "the package has $_")
+	  for qw(LICENSE CHANGELOG.md README.md index.d.ts intent.js examples/accepted.js);
 	unlike($content, qr{package/test/}, 'and no tests');
 
-	command_ok([ qw(npm install --silent --offline --legacy-peer-deps --prefix), "$folder/application", $package ], 'the package is installed');
-	is((run_command([ 'sh', '-c', "ls -A $folder/application/node_modules" ]))[0], ".package-lock.json\npg-idem", 'it has no dependencies');
+	command_ok([ qw(npm install --silent --offline --legacy-peer-deps --prefix), "$folder/application", $package ],
+		'the package is installed');
+	is((run_command([ 'sh', '-c', "ls -A $folder/application/node_modules" ]))[0], ".package-lock.json\npg-idem",
+		'it has no dependencies');
 	system("cp -r clients/node/test $folder/application/") == 0 or die 'cp';
 	my ($tap, $log) = ('', '');
-	ok(IPC::Run::run([ qw(node --test --test-reporter=tap), map { "test/$_.test.js" } qw(core intent waits) ], '>', \$tap, '2>', \$log,
+	ok(IPC::Run::run([ qw(node --test --test-reporter=tap), map { "test/$_.test.js" } qw(core intent waits) ], '>',
+			\$tap, '2>', \$log,
 			init => sub { chdir "$folder/application" or die "chdir: $!" }), 'its tests pass') or diag $tap, $log;
-	my $found = (run_command([ 'sh', '-c', "cd $folder/application/test && node -p 'require.resolve(\"pg-idem\")'" ]))[0];
+	my $found = (run_command([ 'sh', '-c', "cd $folder/application/test && node -p 'require.resolve(\"pg-idem\")'" ]))[
+		0];
 	like($found, qr{application/node_modules/pg-idem/index\.js$}, 'on what was installed');
 }
 
@@ -126,16 +138,20 @@ sub storm
 	my @through = proxies($cuts);
 	my ($out, $err) = ('', '');
 	local $ENV{NODE_ENV} = 'test';    # Express does not print errors
-	IPC::Run::run([ 'node', 'clients/node/test/storm.js', "./$file", $operations, $sends, map { $_->port } @through ], '>', \$out, '2>', \$err);
+	IPC::Run::run([ 'node', 'clients/node/test/storm.js', "./$file", $operations, $sends, map { $_->port } @through ],
+		'>', \$out, '2>', \$err);
 	is($err, '', "storm on $file: runs through");
 	my $counted = eval { decode_json($out) };
 	my %count = %{ $counted // {} };
 	$count{cut} += $_->cuts for @through;
 	$_->stop for @through;
 	$count{duplicates} = $node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT amount) FROM payment');
-	is($node->safe_psql('postgres', 'SELECT count(DISTINCT amount) FROM payment'), $operations, "storm on $file: every operation is done");
-	is($node->safe_psql('postgres', 'SELECT (SELECT count(*) FROM payment) - count(*) FROM ledger'), 0, "storm on $file: each with all of its effects");
-	diag "$file: $operations operations, $count{requests} requests, $count{cut} connections cut, $count{duplicates} duplicates";
+	is($node->safe_psql('postgres', 'SELECT count(DISTINCT amount) FROM payment'), $operations,
+		"storm on $file: every operation is done");
+	is($node->safe_psql('postgres', 'SELECT (SELECT count(*) FROM payment) - count(*) FROM ledger'), 0,
+		"storm on $file: each with all of its effects");
+	diag "$file: $operations operations, $count{requests} requests, $count{cut} connections cut, $count{duplicates} "
+		. "duplicates";
 	return %count;
 }
 
@@ -157,7 +173,8 @@ SKIP:
 {
 	skip 'no Express here', 1 if lacks('express');
 	my %without = storm('before.js');
-	cmp_ok($without{duplicates}, '>=', $operations * ($sends - 1) + $cuts, 'storm without idem: duplicates of retries, and of lost answers');
+	cmp_ok($without{duplicates}, '>=', $operations * ($sends - 1) + $cuts,
+		'storm without idem: duplicates of retries, and of lost answers');
 }
 
 is(locks($node), 0, 'no key lock is left');

@@ -27,7 +27,8 @@ sub run_python
 	local %ENV = (%ENV, PGUSER => $user, PGDATABASE => $run{database}, PGHOST => $node->host,
 		PGPORT => $node->port, PYTHONPATH => $run{path} // '../src', PYTHONDONTWRITEBYTECODE => 1);
 	my ($out, $err) = ('', '');
-	my $ends = IPC::Run::run([ $run{python} // $python, @{ $run{command} } ], '>', \$out, '2>', sub { print $_[0]; $err .= $_[0]; },
+	my $ends = IPC::Run::run([ $run{python} // $python, @{ $run{command} } ], '>', \$out, '2>',
+		sub { print $_[0]; $err .= $_[0]; },
 		init => sub { chdir 'clients/python/tests' or die "chdir: $!" });
 	return ($ends, $out, $err);
 }
@@ -51,7 +52,8 @@ SKIP:
 	skip 'no mypy here; tools/setup check installs it', 1 unless $mypy;
 	my $errors = '';
 	ok(IPC::Run::run([ $mypy, qw(--strict --cache-dir=/dev/null --no-error-summary) ], '>', \$errors, '2>&1',
-			init => sub { chdir 'clients/python' or die "chdir: $!" }), 'the types of the Python package fit') or diag $errors;
+			init => sub { chdir 'clients/python' or die "chdir: $!" }), 'the types of the Python package fit')
+	or diag $errors;
 }
 
 # The built package ---------------------------------------------------------------------------------
@@ -60,17 +62,20 @@ SKIP:
 # package does not depend on, is that of the system.
 SKIP:
 {
-	my ($builder) = grep { system("$_ -c 'import setuptools, wheel, ensurepip' 2>/dev/null") == 0 } qw(python3 /usr/bin/python3);
+	my ($builder) =
+		grep { system("$_ -c 'import setuptools, wheel, ensurepip' 2>/dev/null") == 0 } qw(python3 /usr/bin/python3);
 	skip 'no Python with setuptools, wheel and venv; tools/setup clients installs them', 1 unless $builder;
 	my $folder = PostgreSQL::Test::Utils::tempdir;
 	my @built = split /\n/, `tools/packages $folder/packages python`;
 	my ($source) = grep { /\.tar\.gz$/ } @built;
 	my ($wheel) = grep { /\.whl$/ } @built;
 	my $content = `tar -tzf $source`;
-	like($content, qr{/$_$}m, "the source distribution has $_") for qw(LICENSE CHANGELOG.md README.md tests/test_lease.py py.typed);
+	like($content, qr{/$_$}m, "the source distribution has $_")
+	  for qw(LICENSE CHANGELOG.md README.md tests/test_lease.py py.typed);
 
 	command_ok([ $builder, '-m', 'venv', "$folder/venv" ], 'an empty environment');
-	command_ok([ "$folder/venv/bin/python", qw(-m pip install -q --no-index --disable-pip-version-check), $wheel ], 'the wheel is installed');
+	command_ok([ "$folder/venv/bin/python", qw(-m pip install -q --no-index --disable-pip-version-check), $wheel ],
+		'the wheel is installed');
 	my $drivers = `$python -c 'import os, psycopg; print(os.path.dirname(os.path.dirname(psycopg.__file__)))'`;
 	chomp $drivers;
 	my %installed = (database => 'tests', python => "$folder/venv/bin/python", path => $drivers);
@@ -81,7 +86,8 @@ print(pathlib.Path(pg_idem.__file__).parent.parent.name, "pg_idem/py.typed" in f
       any(file.endswith("LICENSE") for file in files), len(importlib.metadata.requires("pg-idem")))
 PYTHON
 	is($found, "site-packages True True 4\n", 'it is typed, has its license, and four extras');
-	my ($works, undef, $why) = run_python(%installed, command => [qw(-m unittest test_core test_intent test_lease.Psycopg)]);
+	my ($works, undef, $why) = run_python(%installed,
+		command => [qw(-m unittest test_core test_intent test_lease.Psycopg)]);
 	ok($works, 'its tests pass') or diag $why;
 }
 
@@ -111,7 +117,8 @@ sub storm
 	my ($payments, $paid) = split /\|/, $node->safe_psql('postgres',
 		"SELECT count(*), count(DISTINCT amount) FROM payment WHERE amount >= $first AND amount < $first + 1000");
 	is($paid, $operations, "$stack: every operation is paid");
-	return ($payments, $payments - $paid, $counts{differing}, "$operations operations, $sends sends each, $cut connections cut");
+	return ($payments, $payments - $paid, $counts{differing},
+		"$operations operations, $sends sends each, $cut connections cut");
 }
 
 # Each stack, and the modules that it needs.

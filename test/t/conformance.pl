@@ -30,7 +30,8 @@ my @applications = (
 	{ name => 'fastapi',   probe => "$python -c 'import psycopg_pool, fastapi, multipart, uvicorn'" },
 	{ name => 'express4',  probe => "$express require('express4')\"", lacks => ['exact-numbers'] },
 	{ name => 'express5',  probe => "$express require('express')\"", lacks => ['exact-numbers'] },
-	{ name => 'fastify',   probe => "$express require('fastify'); require('\@fastify/multipart')\"", lacks => [ 'exact-numbers', 'gzip' ] },
+	{ name => 'fastify',   probe => "$express require('fastify'); require('\@fastify/multipart')\"",
+		lacks => [ 'exact-numbers', 'gzip' ] },
 );
 
 my $node = idem_node('conformance', bare => 1, conf => <<'CONF');
@@ -61,7 +62,8 @@ sub serve
 		PYTHONPATH => "$ENV{TESTDIR}/clients/python/src", PYTHONDONTWRITEBYTECODE => 1);
 	my $is_node = $application->{name} =~ /^(express|fastify)/;
 	my ($output, $log) = ('', PostgreSQL::Test::Utils::tempdir . "/$application->{name}.log");
-	my $run = IPC::Run::start([ $is_node ? 'node' : $python, "$folder/apps/serve." . ($is_node ? 'js' : 'py'), $application->{name}, $own // 0 ],
+	my $run = IPC::Run::start([ $is_node ? 'node' : $python, "$folder/apps/serve." . ($is_node ? 'js' : 'py'),
+			$application->{name}, $own // 0 ],
 		'>', \$output, '2>', $log);
 	pump $run until $output =~ /^(\d+)\n/ or !$run->pumpable;
 	die "$application->{name} does not run:\n" . slurp_file($log) unless $output =~ /^(\d+)\n/;
@@ -80,7 +82,8 @@ sub judge
 {
 	my ($served, @options) = @_;
 	my $report = '';
-	my $run = IPC::Run::start([ $python, $folder, "http://127.0.0.1:$served->{port}", @options ], '>', \$report, '2>&1');
+	my $run = IPC::Run::start([ $python, $folder, "http://127.0.0.1:$served->{port}", @options ], '>', \$report,
+		'2>&1');
 	return { run => $run, report => \$report };
 }
 
@@ -95,7 +98,8 @@ sub conforms
 		$node->safe_psql('postgres', "CREATE DATABASE $database TEMPLATE $edition");
 		my $served = serve($application, $database, $node->port);
 		push @judged, { title => "$application->{name}, $edition", served => $served,
-			%{ judge($served, map { ('--skip', $_) } @{ $application->{lacks} // [] }, $edition eq 'sql' ? 'limits' : ()) } };
+			%{ judge($served, map { ('--skip', $_) } @{ $application->{lacks} // [] }, $edition eq 'sql' ? 'limits'
+					: ()) } };
 	}
 	return @judged;
 }
@@ -122,7 +126,8 @@ sub survives
 		end($served);
 		$served = serve($application, $database, $proxy->port, $served->{port});
 	}
-	ok($judged->{run}->finish, "$title: one effect and one answer for each of $keys keys") or diag ${ $judged->{report} };
+	ok($judged->{run}->finish, "$title: one effect and one answer for each of $keys keys")
+	  or diag ${ $judged->{report} };
 	is($proxy->cuts, 3 * $cuts, "$title: connections were cut");
 	is($node->safe_psql($database, 'SELECT count(*) FROM effect') - $before, $keys, "$title: and no other effect");
 	end($served);

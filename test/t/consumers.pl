@@ -20,7 +20,8 @@ CREATE TABLE delivery AS
 CREATE TABLE seen (session int, key text);
 CREATE PROCEDURE consume(session int, first int, last int) LANGUAGE sql AS \$\$
   INSERT INTO seen SELECT session, key FROM idem.once_each('messages', (
-    SELECT array_agg(key ORDER BY place * (1 - 2 * (session % 2))) FROM delivery WHERE place BETWEEN first AND last)) key
+    SELECT array_agg(key ORDER BY place * (1 - 2 * (session % 2))) FROM delivery WHERE place BETWEEN first
+    AND last)) key
 \$\$;
 CREATE FUNCTION key(n int) RETURNS text LANGUAGE sql AS
   \$\$ SELECT format('00000000-%s-7000-8000-000000000000', lpad(n::text, 4, '0')) \$\$;
@@ -38,7 +39,8 @@ sub run_together
 		my %run = (stderr => '', file => $node->basedir . "/session$#running.sql");
 		append_to_file($run{file}, "SELECT pg_advisory_xact_lock_shared(1);\n$script");
 		$run{handle} = IPC::Run::start(
-			[ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $run{file}, '-d', $node->connstr('postgres') ],
+			[ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $run{file}, '-d',
+				$node->connstr('postgres') ],
 			'2>', \$run{stderr});
 		push @running, \%run;
 	}
@@ -60,7 +62,8 @@ sub each_is_new_once
 		"$expected|$expected", "$what: each key was new exactly once");
 	is($node->safe_psql('postgres', "SELECT count(*), count(*) FILTER (WHERE state = 'c') FROM idem.record"),
 		"$expected|$expected", "$what: and has one record");
-	is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.record r FULL JOIN seen s ON s.key = coalesce(r.key, to_jsonb(r) ->> 'key_uuid') WHERE r.scope IS NULL OR s.key IS NULL}),
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM idem.record r FULL JOIN seen s
+		ON s.key = coalesce(r.key, to_jsonb(r) ->> 'key_uuid') WHERE r.scope IS NULL OR s.key IS NULL}),
 		0, "$what: the same ones");
 	is($node->safe_psql('postgres', 'SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()'),
 		0, "$what: no deadlock");
@@ -78,7 +81,8 @@ run_together(map {
 	my $session = $_;
 	my $n = $session;
 	my @order = $session < 3 ? @chunks : reverse @chunks;
-	join '', map { "BEGIN; CALL consume($session, $_->[0], $_->[1]); " . (++$n % 3 ? 'COMMIT' : 'ROLLBACK') . ";\n" } @order;
+	join '', map { "BEGIN; CALL consume($session, $_->[0], $_->[1]); " . (++$n % 3 ? 'COMMIT' : 'ROLLBACK')
+		. ";\n" } @order;
 } 1 .. 4);
 $node->safe_psql('postgres', "CALL consume(5, 1, 2 * $keys)");
 each_is_new_once('many calls', $keys);
@@ -108,8 +112,10 @@ BEGIN
 END $$;
 CREATE INDEX notes ON idem.record (note_memory(digest));
 SELECT set_config('test.keys', '0', false) \gset
-SELECT count(*) AS new FROM idem.once_each('messages', ARRAY(SELECT 'memory ' || n FROM generate_series(1, 22000) n)) \gset
-SELECT :new = 22000 AND current_setting('test.memory_21000')::bigint - current_setting('test.memory_1000')::bigint < 20000 * 50;
+SELECT count(*) AS new
+  FROM idem.once_each('messages', ARRAY(SELECT 'memory ' || n FROM generate_series(1, 22000) n)) \gset
+SELECT :new = 22000 AND current_setting('test.memory_21000')::bigint - current_setting('test.memory_1000')::bigint <
+  20000 * 50;
 SQL
 	$node->safe_psql('postgres', 'DROP INDEX idem.notes');
 }
@@ -151,11 +157,13 @@ run_together(map {
 	join '', map {
 		my $seq = $_;
 		map {
-			"INSERT INTO applied SELECT 's$_', $seq, $session WHERE idem.advance('messages', 's$_', $seq, contiguous => true);\n"
+			"INSERT INTO applied SELECT 's$_', $seq, $session
+				WHERE idem.advance('messages', 's$_', $seq, contiguous => true);\n"
 		} 1 .. 3;
 	} 1 .. 200;
 } 1 .. 4);
-is($node->safe_psql('postgres', 'SELECT source, count(*), count(DISTINCT seq), max(seq) FROM applied GROUP BY source ORDER BY source'),
+is($node->safe_psql('postgres', 'SELECT source, count(*), count(DISTINCT seq), max(seq) FROM applied GROUP BY source
+	ORDER BY source'),
 	"s1|200|200|200\ns2|200|200|200\ns3|200|200|200", 'streams: each message was applied once, without gaps');
 is($node->safe_psql('postgres', 'SELECT source, seq FROM idem.watermark ORDER BY source'),
 	"s1|200\ns2|200\ns3|200", 'streams: one watermark a source');
@@ -167,12 +175,14 @@ SKIP:
 	my $dump = $node->backup_dir . '/dump.sql';
 	mkdir $node->backup_dir;
 	$node->command_ok([ 'pg_dump', '-f', $dump, 'postgres' ], 'pg_dump');
-	$node->safe_psql('postgres', q{CREATE DATABASE restored; CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0});
+	$node->safe_psql('postgres', q{CREATE DATABASE restored;
+		CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0});
 	for my $database ('restored', 'latin')
 	{
 		$node->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, $database ],
 			"restore into $database");
-		is($node->safe_psql($database, q{SELECT idem.advance('messages', 's1', 200), idem.advance('messages', 's1', 201, contiguous => true)}),
+		is($node->safe_psql($database, q{SELECT idem.advance('messages', 's1', 200),
+			idem.advance('messages', 's1', 201, contiguous => true)}),
 			'f|t', "$database: watermarks stand where they stood");
 	}
 }

@@ -39,10 +39,12 @@ for my $victim (qw(backend postmaster))
 
 	# In the middle of an erasure: all of it is undone, and the holder of the lease still holds it.
 	$node->safe_psql('postgres', <<"SQL");
-SELECT idem.complete(token, '{"private": 1}') FROM generate_series(1, 3) i, idem.claim('payments', '$victim ' || i, tenant => '$victim');
+SELECT idem.complete(token, '{"private": 1}') FROM generate_series(1, 3) i,
+  idem.claim('payments', '$victim ' || i, tenant => '$victim');
 SELECT idem.advance('payments', '$victim', 7, '$victim');
 SQL
-	my $token = $node->safe_psql('postgres', "SELECT token FROM idem.claim('payments', '$victim held', lease => '1 hour')");
+	my $token = $node->safe_psql('postgres', "SELECT token
+		FROM idem.claim('payments', '$victim held', lease => '1 hour')");
 	my $eraser = $node->background_psql('postgres', on_error_stop => 0);
 	$eraser->query_safe(<<"SQL");
 BEGIN;
@@ -50,10 +52,13 @@ SELECT idem.erase_tenant('payments', '$victim'), idem.forget_tenant('payments', 
 SELECT idem.revoke('payments', '$victim held'), idem.cancel('payments', '$victim late');
 SQL
 	crash($node, $victim, $eraser);
-	is( $node->safe_psql('postgres', "SELECT count(r.response) FROM generate_series(1, 3) i, idem.lookup('payments', '$victim ' || i, '$victim') r"),
+	is( $node->safe_psql('postgres', "SELECT count(r.response) FROM generate_series(1, 3) i,
+		idem.lookup('payments', '$victim ' || i, '$victim') r"),
 		3, "$victim killed while a tenant is erased and forgotten: the answers are there");
-	is($node->safe_psql('postgres', "SELECT seq FROM idem.streams WHERE tenant = '$victim'"), 7, "$victim killed: and so is the stream");
-	is($node->safe_psql('postgres', "SELECT idem.complete('$token', '1')"), 1, "$victim killed while a lease is revoked: it holds");
+	is($node->safe_psql('postgres', "SELECT seq FROM idem.streams WHERE tenant = '$victim'"), 7,
+		"$victim killed: and so is the stream");
+	is($node->safe_psql('postgres', "SELECT idem.complete('$token', '1')"), 1,
+		"$victim killed while a lease is revoked: it holds");
 	is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('payments', '$victim late')"), 'absent',
 		"$victim killed while a key is cancelled: it is free");
 

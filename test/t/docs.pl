@@ -37,7 +37,8 @@ my %not_run = (
 # An extension that the examples of a page use.
 my %uses = ('docs/testing.md' => 'pgtap');
 my %parts_are_paths = ('docs/quickstart.md' => 1);
-my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl', 'docs/frameworks.md' => 'frameworks.pl and client_python.pl');
+my %tested_elsewhere = ('docs/recipes.md' => 'recipes.pl',
+	'docs/frameworks.md' => 'frameworks.pl and client_python.pl');
 my %other_language = map { $_ => 1 } qw(sh text json ini console yaml);
 
 my $node = idem_node('docs', bare => 1, conf => <<'CONF');
@@ -120,7 +121,8 @@ sub fragment
 	my ($block) = @_;
 	my $around = $block->{fragment} // 'BEGIN';
 	my $name = "fragment_$block->{line}";
-	return map { { line => $block->{line}, sql => $_ } } ('BEGIN;', <<"SQL", "SELECT pg_temp.$name('$name', '{\"amount\": 10}');", 'ROLLBACK;');
+	return map { { line => $block->{line}, sql => $_ } } ('BEGIN;',
+		<<"SQL", "SELECT pg_temp.$name('$name', '{\"amount\": 10}');", 'ROLLBACK;');
 CREATE FUNCTION pg_temp.$name(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS \$fragment\$
 DECLARE c idem.claim_result; $around
 $block->{text}
@@ -194,13 +196,15 @@ sub run_program
 	my $language = $program{ $block->{kind} };
 	my $name = "$page, line $block->{line}: $block->{kind}";
 	my $folder = PostgreSQL::Test::Utils::tempdir;
-	my %words = (PYTHON => $python // 'python3', FILE => "$folder/$language->{file}", JAR => $ENV{JDBC_JAR} // '/usr/share/java/postgresql.jar',
+	my %words = (PYTHON => $python // 'python3', FILE => "$folder/$language->{file}", JAR => $ENV{JDBC_JAR}
+		// '/usr/share/java/postgresql.jar',
 		MODULES => (join ', ', 'sys', $block->{text} =~ /^import (psycopg2?|asyncpg)$/mg),
 		URL => 'jdbc:postgresql://127.0.0.1:' . $node->port . "/$database?user=" . (getpwuid $>)[0]);
 	my ($run, $probe) = map { s/\b([A-Z]{3,})\b/$words{$1}/gr } @$language{qw(run probe)};
   SKIP:
 	{
-		skip "$name: no toolchain or driver here; tools/setup examples installs them", 1 if system("($probe) >/dev/null 2>&1");
+		skip "$name: no toolchain or driver here; tools/setup examples installs them", 1
+		  if system("($probe) >/dev/null 2>&1");
 		append_to_file($words{FILE}, $block->{text});
 		my ($out, $err) = ('', '');
 		local @ENV{qw(PGHOST PGPORT PGDATABASE)} = ($node->host, $node->port, $database);
@@ -247,7 +251,8 @@ sub run_blocks
 	my $database = lc $page =~ s/\W/_/gr;
 	my @roles = split /\n/, $node->safe_psql('postgres', 'SELECT rolname FROM pg_roles');
 	# On a managed server, the reader is no superuser, but owns the database.
-	my $reader = (grep { is_psql($_) && $_->{text} =~ m{sql/managed} && !$_->{'not run'} } @blocks) ? 'reader' : getpwuid $>;
+	my $reader = (grep { is_psql($_) && $_->{text} =~ m{sql/managed} && !$_->{'not run'} } @blocks) ? 'reader'
+		: getpwuid $>;
 	$node->safe_psql('postgres', "CREATE ROLE reader LOGIN") if $reader eq 'reader';
 	$node->safe_psql('postgres', qq(CREATE DATABASE $database OWNER "$reader"));
 	local $ENV{PGUSER} = $reader;
@@ -286,7 +291,8 @@ sub check_kinds
 	my ($page) = @_;
 	for my $block (blocks_of($page))
 	{
-		ok($block->{kind} =~ /^(?:sql|python|text|sh|diff|ruby|java|js|go)$/ && !$block->{'not run'} && !$block->{indent},
+		ok($block->{kind} =~ /^(?:sql|python|text|sh|diff|ruby|java|js|go)$/ && !$block->{'not run'}
+			&& !$block->{indent},
 			"$page, line $block->{line}: run by $tested_elsewhere{$page}, or text");
 	}
 	return;
@@ -295,7 +301,8 @@ sub check_kinds
 for my $page (glob($ENV{IDEM_DOCS} // 'README.md SECURITY.md docs/*.md examples/*.md'))
 {
 	if ($tested_elsewhere{$page}) { check_kinds($page); }
-	elsif ($uses{$page} && !$node->safe_psql('postgres', "SELECT count(*) FROM pg_available_extensions WHERE name = '$uses{$page}'"))
+	elsif ($uses{$page}
+		&& !$node->safe_psql('postgres', "SELECT count(*) FROM pg_available_extensions WHERE name = '$uses{$page}'"))
 	{
 	  SKIP: { skip "$page: no extension $uses{$page} here", 1; }
 	}
@@ -356,7 +363,8 @@ sub catalog
 sub as_written
 {
 	my ($list) = @_;
-	my %unit = ('24:00:00' => '24 hours', '00:05:00' => '5 minutes', '00:01:00' => '1 minute', '00:00:01' => '1 second', '00:00:10' => '10 seconds');
+	my %unit = ('24:00:00' => '24 hours', '00:05:00' => '5 minutes', '00:01:00' => '1 minute', '00:00:01' => '1 second',
+		'00:00:10' => '10 seconds');
 	return $list =~ s/ DEFAULT / = /gr =~ s/::[a-z ]+(?:\[\])?//gr =~ s/timestamp with time zone/timestamptz/gr
 	  =~ s/'(\d\d:\d\d:\d\d)'/'$unit{$1}'/gr;
 }
@@ -365,7 +373,8 @@ sub is_described
 {
 	my ($what, $rows, $of) = @_;
 	is_deeply([ grep { !$section{$_} } sort keys %$rows ], [], "every $what has its section");
-	is($of eq 'Arguments' ? arguments($_) : with_settings(items($_, $of), ''), $rows->{$_}, "$what $_: $of") for sort keys %$rows;
+	is($of eq 'Arguments' ? arguments($_) : with_settings(items($_, $of), ''), $rows->{$_}, "$what $_: $of")
+	  for sort keys %$rows;
 	return;
 }
 
@@ -375,7 +384,8 @@ SQL
 for my $name (sort keys %result)
 {
 	my ($returns) = ($section{$name} // '') =~ /→\s+(`[^`]+`|\[[^\]]+\])/;
-	is(($returns // '') =~ tr/`[]//dr, as_written($result{$name}) =~ s/^TABLE.*/SETOF record/sr, "function $name: its result");
+	is(($returns // '') =~ tr/`[]//dr, as_written($result{$name}) =~ s/^TABLE.*/SETOF record/sr,
+		"function $name: its result");
 }
 
 my %function = catalog(<<'SQL');
@@ -394,13 +404,17 @@ for my $name (keys %function)
 is_described('function', \%function, 'Arguments');
 is_described('function', \%returned, 'Columns');
 # Nor does it describe those twice that take a SQLSTATE or the result of a claim.
-my %of_claim = catalog(q{SELECT 'idem.' || proname, true FROM pg_proc WHERE 'idem.claim_result'::regtype = ANY (proargtypes)});
-is_deeply([ sort grep { $section{$_} =~ /^`\Q$_\E\(result idem\.claim_result\)`\s*→/m } keys %function ], [ sort keys %of_claim ],
+my %of_claim = catalog(q{SELECT 'idem.' || proname, true FROM pg_proc
+	WHERE 'idem.claim_result'::regtype = ANY (proargtypes)});
+is_deeply([ sort grep { $section{$_} =~ /^`\Q$_\E\(result idem\.claim_result\)`\s*→/m } keys %function ],
+	[ sort keys %of_claim ],
 	'which functions take the result of a claim');
 
 # Who may call a function, and what the planner may make of it.
-my %traits = catalog(q{SELECT 'idem.' || proname, concat_ws(' ', CASE provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' END,
-	CASE proparallel WHEN 's' THEN 'PARALLEL SAFE' END, CASE WHEN NOT has_function_privilege('public', oid, 'EXECUTE') THEN 'not PUBLIC' END)
+my %traits = catalog(q{SELECT 'idem.' || proname, concat_ws(' ', CASE provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's'
+	THEN 'STABLE' END,
+	CASE proparallel WHEN 's' THEN 'PARALLEL SAFE' END, CASE WHEN NOT has_function_privilege('public', oid, 'EXECUTE')
+	THEN 'not PUBLIC' END)
 	FROM pg_proc WHERE pronamespace = 'idem'::regnamespace});
 for my $name (sort keys %traits)
 {
@@ -428,12 +442,14 @@ for (split /\n/, $node->safe_psql('postgres',
 	my ($name, $context, $default) = split /\|/, $_, 3;
 	$default = q{''} if $default eq '';
 	$setting{$name} = 1;
-	like($section{$name} // '', qr/^Default: `\Q$default\E`\. Set by: \Q$context{$context}\E\. /m, "setting $name: its default, and who may set it");
+	like($section{$name} // '', qr/^Default: `\Q$default\E`\. Set by: \Q$context{$context}\E\. /m,
+		"setting $name: its default, and who may set it");
 }
 ok(%setting, 'there are settings');
 
 # idem's own errors, by name and status.
-for (split /\n/, $node->safe_psql('postgres', q{SELECT code || '|' || substr(idem.problem(code)->>'type', 18) || '|' || idem.http_status(code)
+for (split /\n/, $node->safe_psql('postgres',
+		q{SELECT code || '|' || substr(idem.problem(code)->>'type', 18) || '|' || idem.http_status(code)
 	FROM (SELECT 'ID' || lpad(i::text, 3, '0') FROM generate_series(1, 999) i) AS c (code)
 	WHERE idem.problem(code)->>'type' LIKE 'urn:idem:problem:%'}))
 {
@@ -441,7 +457,8 @@ for (split /\n/, $node->safe_psql('postgres', q{SELECT code || '|' || substr(ide
 	like($reference, qr/^### $code $name$/m, "$code has its section");
 	like($reference, qr/^\| `$code` \| $status \| /m, "$code: HTTP status");
 }
-is_deeply([ grep { /^idem\./ && !exists $function{$_} && !exists $relation{$_} && !exists $setting{$_} } sort keys %section ],
+is_deeply([ grep { /^idem\./ && !exists $function{$_} && !exists $relation{$_} && !exists $setting{$_} }
+		sort keys %section ],
 	[], 'nothing is described that is not there');
 
 log_is_clean($node);

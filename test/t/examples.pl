@@ -23,7 +23,8 @@ my @languages = (
 		file    => 'pay.py',
 		probe   => 'PYTHON -c "import psycopg"',
 		run     => 'PYTHON SOURCE',
-		new_key => [ 'return pay_once(connection, key, amount)' => 'return pay_once(connection, f"{key} {attempt}", amount)' ],
+		new_key => [
+			'return pay_once(connection, key, amount)' => 'return pay_once(connection, f"{key} {attempt}", amount)' ],
 		untyped     => [ 'untyped.py', qw(parameters prepared literals) ],
 		placeholder => sub { '%s' },
 	},
@@ -191,7 +192,8 @@ sub is_problem
 	my ($result, $http_status, $sqlstate, $detail, $name) = @_;
 	is($result->{status}, 1, "$name: refused");
 	my $problem = decoded($result->{stderr}) // {};
-	is_deeply([ @$problem{qw(status sqlstate detail)} ], [ $http_status, $sqlstate, $detail ], "$name: a problem document")
+	is_deeply([ @$problem{qw(status sqlstate detail)} ], [ $http_status, $sqlstate, $detail ],
+		"$name: a problem document")
 	  or diag $result->{stderr};
 	return;
 }
@@ -275,7 +277,8 @@ SQL
 	my ($first, $after, $second) = @refusals;
 	cmp_ok(scalar @refusals, '>=', 4, 'in flight: the client came back');
 	# The hint is rounded up to tenths of a second; the field that most clients read is not.
-	is($node->safe_psql('postgres', "SELECT timestamp '$second' > timestamp '$first' + interval '$after s' - interval '0.1 s'"), 't',
+	is($node->safe_psql('postgres', "SELECT timestamp '$second' > timestamp '$first' + interval '$after s' - interval
+		'0.1 s'"), 't',
 		"in flight: not before the $after seconds that it was told") if @refusals >= 4;
 	$holder->query_safe('COMMIT');
 	$holder->quit;
@@ -319,7 +322,8 @@ sub waits_as_told
 	{
 		local %ENV = (%ENV, at_server(), PGDATABASE => 'told');
 		my ($stdout, $stderr) = ('', '');
-		IPC::Run::run([ split(' ', $language->{command}), "$sqlstate in the $where", 1 ], '>', \$stdout, '2>', \$stderr);
+		IPC::Run::run([ split(' ', $language->{command}), "$sqlstate in the $where", 1 ], '>', \$stdout, '2>',
+			\$stderr);
 		cmp_ok($stdout || 0, '>=', 700_000, "$sqlstate: waits as long as the $where says") or diag $stderr;
 	}
 	return;
@@ -354,11 +358,15 @@ SQL
 my @statements = map { [ /^(?:(\w+)=)?(SELECT [^\t]*)\t(.*)$/ ] }
   grep { !/^(?:#|$)/ } split /\n/, slurp_file('test/drivers/statements.tsv');
 
-is($node->safe_psql('drivers', <<'SQL'), join("\n", sort keys %{ { map { map { $_ => 1 } $_->[1] =~ /idem\.(\w+)\(\?/g } @statements } }), 'test/drivers calls every function that takes a key or a token') unless managed_edition();
-SELECT DISTINCT proname FROM pg_proc JOIN pg_depend ON objid = pg_proc.oid AND classid = 'pg_proc'::regclass AND deptype = 'e'
+my %called = map { map { $_ => 1 } $_->[1] =~ /idem\.(\w+)\(\?/g } @statements;
+is($node->safe_psql('drivers', <<'SQL'), join("\n", sort keys %called),
+SELECT DISTINCT proname FROM pg_proc JOIN pg_depend ON objid = pg_proc.oid AND classid = 'pg_proc'::regclass
+  AND deptype = 'e'
  WHERE refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem') AND pronamespace = 'idem'::regnamespace
-   AND (proargnames[1:pronargs] && '{key,keys,token,source}' OR proname IN ('take', 'derive_key')) AND proname <> 'reset_stream' ORDER BY 1
+   AND (proargnames[1:pronargs] && '{key,keys,token,source}' OR proname IN ('take', 'derive_key'))
+   AND proname <> 'reset_stream' ORDER BY 1
 SQL
+	'test/drivers calls every function that takes a key or a token') unless managed_edition();
 
 # As the driver wants the placeholders. Each statement has one result, and that is a text.
 sub input_of

@@ -118,7 +118,10 @@ is(value('idem_stats_duplicates_total', %payments), 1, 'and one that comes again
 is_deeply([ sort keys %histograms ], ['idem_durations_seconds'], 'the histograms are histograms');
 for my $kind (qw(atomic leased wait))
 {
-	my $within = sub { return $samples{"idem_durations_seconds_bucket{datname=\"postgres\",kind=\"$kind\",scope=\"payments\",le=\"$_[0]\"}"} };
+	my $within = sub {
+		my ($le) = @_;
+		return $samples{qq(idem_durations_seconds_bucket{datname="postgres",kind="$kind",scope="payments",le="$le"})};
+	};
 	my %count = (atomic => 3, leased => 1, wait => 0);
 	is($within->('+Inf'), $count{$kind}, "every duration of kind $kind is in a bucket");
 	is(value('idem_durations_seconds_count', %payments, kind => $kind), $count{$kind}, 'and counted');
@@ -130,12 +133,15 @@ for my $kind (qw(atomic leased wait))
 cmp_ok(value('idem_durations_seconds_sum', %payments, kind => 'leased'), '>=', 3600, 'seconds are seconds');
 like($text, qr/^# TYPE idem_stats_claims_total counter$/m, 'counters are counters');
 is(value('idem_held_keys', datname => 'postgres', holder => 'running'), 2, 'keys that a running transaction holds');
-cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0, 'the age of a running transaction that holds keys');
+cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'running'), '>', 0,
+	'the age of a running transaction that holds keys');
 is(value('idem_held_keys', datname => 'postgres', holder => 'prepared'), 1, 'keys that a prepared transaction holds');
-cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'prepared'), '>', 0, 'the age of a prepared transaction');
+cmp_ok(value('idem_held_age_seconds', datname => 'postgres', holder => 'prepared'), '>', 0,
+	'the age of a prepared transaction');
 is( value('idem_storage_table_bytes', datname => 'postgres', records => 'idem.record'),
 	$node->safe_psql('postgres', "SELECT pg_table_size('idem.record')"), 'the size of the table');
-is(value('idem_health_status', check_name => 'indexes', datname => 'postgres', scope => ''), 0, 'a check with status ok');
+is(value('idem_health_status', check_name => 'indexes', datname => 'postgres', scope => ''), 0,
+	'a check with status ok');
 is(value('idem_health_status', check_name => 'retention', datname => 'postgres', scope => 'second \"scope\"'),
 	1, 'a check with status warn');
 is( (grep { /^idem_health_status/ } keys %samples),
@@ -145,7 +151,8 @@ is( (grep { /^idem_health_status/ } keys %samples),
 $run->kill_kill;
 $session->quit;
 my @counters = split /\n/, $node->safe_psql('postgres',
-	"SELECT attname FROM pg_attribute WHERE attrelid = 'idem.stats'::regclass AND atttypid = 'bigint'::regtype AND attnum > 0");
+	"SELECT attname FROM pg_attribute WHERE attrelid = 'idem.stats'::regclass AND atttypid = 'bigint'::regtype
+		AND attnum > 0");
 $node->safe_psql('postgres', "ROLLBACK PREPARED 'held'");
 
 # Dashboard and alerts ----------------------------------------------------------------------------
@@ -160,9 +167,12 @@ my $dashboard = decode_json(slurp_file("$monitoring/grafana-dashboard.json"));
 my @panels = @{ $dashboard->{panels} };
 my @expressions = map { $_->{expr} } map { @{ $_->{targets} } } @panels;
 cmp_ok(scalar @panels, '>', 10, 'the dashboard has panels');
-is(scalar(keys %{ { map { $_->{id} => 1 } @panels } }), scalar @panels, 'each panel of the dashboard has an id of its own');
+is(scalar(keys %{ { map { $_->{id} => 1 } @panels } }), scalar @panels,
+	'each panel of the dashboard has an id of its own');
 is_deeply([ grep { !@{ $_->{targets} } || !$_->{title} } @panels ], [], 'each panel has a title and a query');
-is_deeply([ grep { !$exported{$_} } named_metrics(@expressions, map { $_->{definition} // '' } @{ $dashboard->{templating}{list} }) ],
+is_deeply(
+	[ grep { !$exported{$_} } named_metrics(@expressions,
+			map { $_->{definition} // '' } @{ $dashboard->{templating}{list} }) ],
 	[], 'the dashboard uses only exported metrics');
 
 my $alerts = CPAN::Meta::YAML->read("$monitoring/alerts.yaml")->[0];
@@ -170,16 +180,19 @@ my @rules = map { @{ $_->{rules} } } @{ $alerts->{groups} };
 cmp_ok(scalar @rules, '>=', 10, 'there are alert rules');
 is_deeply([ grep { !$_->{alert} || !$_->{annotations}{summary} || !$_->{annotations}{description} } @rules ],
 	[], 'each alert has a summary and a description');
-is_deeply([ grep { !$exported{$_} } named_metrics(map { $_->{expr} } @rules) ], [], 'the alerts use only exported metrics');
+is_deeply([ grep { !$exported{$_} } named_metrics(map { $_->{expr} } @rules) ], [],
+	'the alerts use only exported metrics');
 SKIP:
 {
 	my $promtool = installed('promtool') or skip 'promtool is not installed', 6;
-	command_like([ $promtool, 'check', 'rules', "$monitoring/alerts.yaml" ], qr/SUCCESS/, 'promtool accepts the alerts');
+	command_like([ $promtool, 'check', 'rules', "$monitoring/alerts.yaml" ], qr/SUCCESS/,
+		'promtool accepts the alerts');
 	my $n = 0;
 	my $file = PostgreSQL::Test::Utils::tempdir . '/expressions.yaml';
 	append_to_file($file, encode_json({ groups => [ { name => 'dashboard', rules => [
 		map { { record => "x:" . ++$n, expr => s/\$__rate_interval/5m/gr } } @expressions ] } ] }));
-	command_like([ $promtool, 'check', 'rules', $file ], qr/SUCCESS/, 'promtool accepts the expressions of the dashboard');
+	command_like([ $promtool, 'check', 'rules', $file ], qr/SUCCESS/,
+		'promtool accepts the expressions of the dashboard');
 }
 
 # COLUMN of a metric in the documentation stands for each counter of its view.

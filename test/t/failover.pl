@@ -158,10 +158,15 @@ sub claim_job
 	my ($key) = @_;
 	return ask("SET synchronous_commit = off; SELECT token FROM idem.claim('jobs', '$key', lease => '1 hour')");
 }
-sub job { my ($key) = @_; return ask("SELECT outcome, attempt, recovery_point FROM idem.try_claim('jobs', '$key', lease => '1 hour')"); }
+sub job
+{
+	my ($key) = @_;
+	return ask("SELECT outcome, attempt, recovery_point FROM idem.try_claim('jobs', '$key', lease => '1 hour')");
+}
 my %token = map { $_ => claim_job($_) } qw(held finished overtaken left);
 ask("SELECT idem.checkpoint('$token{overtaken}', 'charged', '{\"charge\": 7}')");
-ask("SELECT idem.checkpoint('$token{left}', 'charged'); SELECT idem.release('$token{left}', '1 ms', '{\"message\": \"later\"}')");
+ask("SELECT idem.checkpoint('$token{left}', 'charged');
+	SELECT idem.release('$token{left}', '1 ms', '{\"message\": \"later\"}')");
 fail_over();
 is(ask(q{SELECT key, attempt, recovery_point, last_error->>'message' FROM idem.take('jobs')}), 'left|2|charged|later',
 	'lease: what was released is taken on the new primary');
@@ -170,7 +175,8 @@ ask("SELECT idem.renew('$token{finished}'); SELECT idem.complete('$token{finishe
 is(job('finished'), 'completed|1|', 'lease: the token of the old primary completes on the new one');
 ask(q{UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE key = 'overtaken'});
 is(job('overtaken'), 'claimed|2|charged', 'lease: when it has ended, it is taken over with its recovery point');
-my (undef, undef, $stderr) = $primary->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.complete('$token{overtaken}')");
+my (undef, undef, $stderr) = $primary->psql('postgres', "\\set VERBOSITY verbose\n"
+	. "SELECT idem.complete('$token{overtaken}')");
 like($stderr, qr/ID004/, 'lease: the old token is fenced off');
 rejoin();
 
@@ -187,7 +193,8 @@ fail_over();
 abandon($_) for @hanging;
 is(effects($primary, 'cut'), 0, 'not replicated, not acknowledged: no effect');
 is(job('cut'), 'claimed|1|', 'not replicated, not acknowledged: the job is free');
-is(ask(q{SELECT pay('cut', '{"amount": 1}')->'payment' IS NOT NULL}), 't', 'not replicated, not acknowledged: the retry runs');
+is(ask(q{SELECT pay('cut', '{"amount": 1}')->'payment' IS NOT NULL}), 't',
+	'not replicated, not acknowledged: the retry runs');
 is(effects($primary, 'cut'), 1, 'not replicated, not acknowledged: the retry has the only effect');
 rejoin();
 
@@ -238,12 +245,14 @@ fail_over();
 is(ask(q{SELECT string_agg(key, ', ') FROM payment}), 'early', 'asynchronous: acknowledged effects can be lost');
 is(ask(q{SELECT string_agg(key, ', ') FROM idem.record}), 'early', 'asynchronous: their records are lost with them');
 ask(qq{SELECT pay('$_', '{"amount": 1}')}) for ('early', 'late 1', 'late 2', 'late 3');
-is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), '4|4', 'asynchronous: retries of lost operations run once');
+is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), '4|4',
+	'asynchronous: retries of lost operations run once');
 rejoin();
 
 my %saw = storm_and_failover('pay', 3, mode => 'asynchronous');
 note('asynchronous: ' . ask(q{SELECT count(*) FROM answer WHERE NOT EXISTS
-	(SELECT FROM payment p WHERE p.key = answer.key AND answer = jsonb_build_object('payment', p.id))}) . ' acknowledged effects lost');
+	(SELECT FROM payment p WHERE p.key = answer.key AND answer = jsonb_build_object('payment', p.id))})
+	. ' acknowledged effects lost');
 is(ask('SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'asynchronous storm: no key has two effects');
 is(ask(q{SELECT count(*) FROM payment p FULL JOIN idem.record r USING (key)
 	WHERE r.response IS DISTINCT FROM jsonb_build_object('payment', p.id)}), 0,

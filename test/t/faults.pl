@@ -16,7 +16,8 @@ SQL
 
 # The statements of one delivery, by the calls that make it.
 my %delivery = (
-	'execute' => sub { "SELECT replayed FROM idem.execute('payments', '$_[0]', 'charge(jsonb)', '{\"key\": \"$_[0]\"}')" },
+	'execute' => sub { "SELECT replayed FROM idem.execute('payments', '$_[0]', 'charge(jsonb)',
+		'{\"key\": \"$_[0]\"}')" },
 	'claim and complete' => sub { "SELECT pay('$_[0]', '{\"amount\": 1}')" },
 	'try_claim, then complete' => sub { <<"SQL" },
 BEGIN;
@@ -27,7 +28,8 @@ SELECT idem.complete(:'token', '{"payment": 1}');
 \\endif
 COMMIT;
 SQL
-	'once' => sub { "BEGIN; INSERT INTO payment(key, amount) SELECT '$_[0]', 1 WHERE idem.once('payments', '$_[0]'); COMMIT" });
+	'once' => sub { "BEGIN; INSERT INTO payment(key, amount) SELECT '$_[0]', 1 WHERE idem.once('payments', '$_[0]');
+		COMMIT" });
 
 # The client loses its connection before or after the commit, and cannot tell which. It asks again
 # until it has an answer. The lost session may still be about to end, and a retry waits for it.
@@ -56,7 +58,8 @@ my $rolled_back = 0;
 for (1 .. 60)
 {
 	my @session = $node->psql('postgres', "BEGIN;\n$crash"
-		. "SELECT idem.execute('payments', 'calm', 'charge(jsonb)', '{}');\nRESET idem_test.crash_rate;\nROLLBACK;\nSELECT 'alive'");
+		. "SELECT idem.execute('payments', 'calm', 'charge(jsonb)', '{}');\nRESET idem_test.crash_rate;\nROLLBACK;\n"
+		. "SELECT 'alive'");
 	$rolled_back = $session[1] =~ /alive$/;
 	last if $rolled_back;
 }
@@ -74,7 +77,8 @@ for my $protocol (qw(simple extended prepared))
 	my $script = PostgreSQL::Test::Utils::tempdir . "/$protocol.sql";
 	append_to_file($script, "SELECT nextval('delivery'), pay('$protocol', '{\"amount\": 1}')\n");
 	my $before = $node->safe_psql('postgres', q{SELECT nextval('delivery')});
-	command_ok([ 'pgbench', '-n', '-t', 1, '-M', $protocol, '-f', $script, '-U', 'app', $node->connstr('postgres') ], "$protocol protocol");
+	command_ok([ 'pgbench', '-n', '-t', 1, '-M', $protocol, '-f', $script, '-U', 'app', $node->connstr('postgres') ],
+		"$protocol protocol");
 	is($node->safe_psql('postgres', q{SELECT nextval('delivery')}) - $before, 3, "$protocol protocol: two deliveries");
 	is(effects($node, $protocol), 1, "$protocol protocol: one effect");
 }

@@ -23,7 +23,8 @@ use Time::HiRes qw(usleep);
 my $folder = 'examples/frameworks';
 my $page = slurp_file('docs/frameworks.md');
 my $java = join ':', map { "/usr/share/java/$_.jar" } qw(spring3-core spring3-beans spring3-context spring3-aop
-  spring3-expression spring3-jdbc spring3-transaction spring3-web commons-logging aopalliance HikariCP slf4j-api slf4j-nop postgresql);
+  spring3-expression spring3-jdbc spring3-transaction spring3-web commons-logging aopalliance HikariCP
+  slf4j-api slf4j-nop postgresql);
 
 # The stacks in the order of the page: the name in its table; a command that tells whether toolchain
 # and libraries are installed; how to build and run the endpoint VERSION, which is before or after, on
@@ -61,14 +62,16 @@ my @stacks = (
 		probe => 'javac -version && test -f /usr/share/java/spring3-jdbc.jar -a -f /usr/share/java/HikariCP.jar',
 		build => 'mkdir -p BUILT && javac -nowarn -cp JAVA -d BUILT Application.java VERSION/*.java',
 		run   => 'java -cp BUILT:JAVA Application PORT BEANS',
-		beans => { before => 'PaymentService PaymentController', after => 'Idempotency PaymentService PaymentController' },
+		beans => { before => 'PaymentService PaymentController',
+			after => 'Idempotency PaymentService PaymentController' },
 		diff  => [ map { [ "before/$_.java", "after/$_.java" ] } qw(PaymentController Payments PaymentService) ],
 		shared => ['after/Idempotency.java'],
 	},
 	{
 		name  => 'Prisma',
 		dir   => 'prisma',
-		probe => qq(cd $folder/prisma && node -e "require('express'); require('\@prisma/adapter-pg'); require('.prisma/client')"),
+		probe => qq(cd $folder/prisma &&
+			node -e "require('express'); require('\@prisma/adapter-pg'); require('.prisma/client')"),
 		run    => 'node app.js VERSION.js PORT',
 		diff   => [ [ 'before.js', 'after.js' ] ],
 		shared => ['idempotent.js'],
@@ -207,7 +210,8 @@ sub storm
 	$proxy->stop;
 	stop($endpoint);
 	is(scalar @answers, $operations * $sends, "$version: every send is answered") or diag slurp_file($endpoint->{log});
-	my ($payments, $paid) = split /\|/, $node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT amount) FROM payment');
+	my ($payments, $paid) = split /\|/,
+		$node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT amount) FROM payment');
 	is($paid, $operations, "$version: every operation is paid");
 	my %answers;
 	$answers{ (split ' ', $_)[0] }{$_} = 1 for @answers;
@@ -233,12 +237,15 @@ sub answers
 	my $endpoint = start($stack, 'after', $proxy->port);
 	my ($made, $again) = map { post($endpoint, "$stack->{dir}-1", { amount => 7 }) } 1, 2;
 	is($proxy->cuts, 2, 'first request: its connection is cut twice');
-	is($made->{status}, 201, 'first request: 201, at the third attempt') or diag $made->{content}, slurp_file($endpoint->{log});
+	is($made->{status}, 201, 'first request: 201, at the third attempt')
+	  or diag $made->{content}, slurp_file($endpoint->{log});
 	is($made->{headers}{'idempotent-replayed'}, undef, 'first request: not replayed');
 	is($again->{status}, 201, 'retry: 201');
 	is($again->{headers}{'idempotent-replayed'}, 'true', 'retry: replayed');
-	is_deeply([ map { eval { decode_json($_->{content}) } } $again ], [ map { eval { decode_json($_->{content}) } } $made ], 'retry: the same answer');
-	is($node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE key = '$stack->{dir}-1'"), 1, 'one effect, which carries the key');
+	is_deeply([ map { eval { decode_json($_->{content}) } } $again ],
+		[ map { eval { decode_json($_->{content}) } } $made ], 'retry: the same answer');
+	is($node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE key = '$stack->{dir}-1'"), 1,
+		'one effect, which carries the key');
 
 	is_problem(post($endpoint, "$stack->{dir}-1", { amount => 8 }), 422, 'key_conflict', 'another request');
 	is_problem(post($endpoint, undef, { amount => 8 }), 400, 'invalid_key', 'no key');
@@ -308,7 +315,12 @@ sub is_shown
 	my ($difference, $added, $removed) = difference($stack);
 	my ($shown) = join '', map { $_->[1] } grep { $_->[0] eq 'diff' } blocks($stack);
 	if ($shown) { is($shown =~ s/ +$//mgr, $difference, 'the page shows what changes'); }
-	else { like($page, qr{\[before\]\(\.\./examples/frameworks/$stack->{dir}/before[.)].*?\[after\]\(\.\./examples/frameworks/$stack->{dir}/after[.)]}s, 'the page links to what changes'); }
+	else
+	{
+		my $at = "../examples/frameworks/$stack->{dir}";
+		like($page, qr{\[before\]\(\Q$at\E/before[.)].*?\[after\]\(\Q$at\E/after[.)]}s,
+			'the page links to what changes');
+	}
 	my $shared = 0;
 	$shared += () = slurp_file("$folder/$stack->{dir}/$_") =~ /\n/g for @{ $stack->{shared} };
 	return "$added / $removed | $shared";
@@ -344,7 +356,8 @@ for my $stack (@stacks)
 	}
 }
 $node->safe_psql('postgres', $_) for $page =~ /^```sql\n(.*?)^```$/msg;
-my $figures = "each of $operations payments $sends times to each endpoint. Meanwhile, " . $cuts * @points . ' connections are cut';
+my $figures = "each of $operations payments $sends times to each endpoint. Meanwhile, " . $cuts * @points
+	. ' connections are cut';
 ok(squeeze($page) =~ /\Q$figures\E/, "the page says: $figures");
 
 is(locks($node), 0, 'no key lock is left');

@@ -54,30 +54,43 @@ SQL
 $node->safe_psql($_, <<'SQL') for @databases;
 CREATE EXTENSION amcheck;
 CREATE EXTENSION idem;
-GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget, idem.revoke, idem.erase, idem.forget_tenant, idem.erase_tenant, idem.reset_stream TO owner;
+GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget, idem.revoke, idem.erase,
+  idem.forget_tenant, idem.erase_tenant, idem.reset_stream TO owner;
 GRANT CREATE ON SCHEMA public TO PUBLIC;
-SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', final_sqlstates => '{P0}', store_request => 'always');
-SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3, store_request => 'unfinished', answer_ttl => '20 ms');
-SELECT idem.create_scope('s3', owner => 'member', wait => '5 ms', request_exclude => '{a.b, c}', response_exclude => '{a.b, c}', weak_keys => 'warn', reject_stale_keys => true, claims_per_minute => 100, store_request => 'always', max_answer_size => 5000);
-SELECT idem.create_scope('s4', owner => 'stranger', wait => '1 ms', request_required => true, tenant_required => true, store_response => false, weak_keys => 'reject');
+SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms', ttl => '1 hour', final_sqlstates => '{P0}',
+  store_request => 'always');
+SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', max_attempts => 3,
+  store_request => 'unfinished', answer_ttl => '20 ms');
+SELECT idem.create_scope('s3', owner => 'member', wait => '5 ms', request_exclude => '{a.b, c}',
+  response_exclude => '{a.b, c}', weak_keys => 'warn', reject_stale_keys => true, claims_per_minute => 100,
+  store_request => 'always', max_answer_size => 5000);
+SELECT idem.create_scope('s4', owner => 'stranger', wait => '1 ms', request_required => true, tenant_required => true,
+  store_response => false, weak_keys => 'reject');
 CREATE SCHEMA elsewhere;
 GRANT ALL ON SCHEMA elsewhere TO PUBLIC;
 SELECT idem.create_record_table('elsewhere.steady', 'tenant_id', 'text'), idem.create_record_table('elsewhere.plain'),
-  idem.create_record_table('elsewhere.number', 'tenant_id', 'bigint'), idem.create_record_table('elsewhere.past'), idem.create_record_table('elsewhere.open');
+  idem.create_record_table('elsewhere.number', 'tenant_id', 'bigint'), idem.create_record_table('elsewhere.past'),
+  idem.create_record_table('elsewhere.open');
 CREATE TABLE elsewhere.months (LIKE elsewhere.past) PARTITION BY RANGE (created);
 ALTER TABLE elsewhere.months ATTACH PARTITION elsewhere.past FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');
 GRANT INSERT ON elsewhere.open TO stranger;
 CREATE TABLE elsewhere.forged AS SELECT * FROM idem.record;
 ALTER TABLE elsewhere.forged OWNER TO stranger;
 SELECT idem.create_scope('own', owner => 'owner', wait => '1 ms', ttl => '1 hour');
-SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days', request_exclude => '{at}', records => true);
+SELECT idem.create_scope('steady', owner => 'everyone', wait => '20 ms', lease => '10 days', ttl => '100 days',
+  request_exclude => '{at}', records => true);
 CREATE FUNCTION op_echo(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
-CREATE FUNCTION op_fail(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'P0042', MESSAGE = left($1::text, 1000), HINT = 'hint'; END $$;
-CREATE FUNCTION op_retry(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$;
-CREATE FUNCTION op_nest(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RETURN to_jsonb(idem.execute('s1', 'k' || trunc(random() * 9), 'op_nest(jsonb)', $1)); END $$;
-CREATE FUNCTION op_claim(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN PERFORM idem.claim('s1', 'left open'); RETURN $1; END $$;
+CREATE FUNCTION op_fail(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'P0042',
+  MESSAGE = left($1::text, 1000), HINT = 'hint'; END $$;
+CREATE FUNCTION op_retry(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001';
+END $$;
+CREATE FUNCTION op_nest(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN
+  RETURN to_jsonb(idem.execute('s1', 'k' || trunc(random() * 9), 'op_nest(jsonb)', $1)); END $$;
+CREATE FUNCTION op_claim(jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN PERFORM idem.claim('s1', 'left open');
+RETURN $1; END $$;
 CREATE TABLE effect (id bigserial, key text DEFAULT idem.current_key());
-CREATE TRIGGER guard BEFORE INSERT OR UPDATE ON effect FOR EACH ROW EXECUTE FUNCTION idem.require_claim('s1', 's2', 's3');
+CREATE TRIGGER guard BEFORE INSERT OR UPDATE ON effect FOR EACH ROW
+  EXECUTE FUNCTION idem.require_claim('s1', 's2', 's3');
 GRANT ALL ON effect, effect_id_seq TO PUBLIC;
 
 CREATE SCHEMA fuzz;
@@ -97,17 +110,21 @@ SELECT DISTINCT proname::text AS name, code[1] AS sqlstate
 -- store these.
 INSERT INTO fuzz.documented
 SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['P0001', 'P0042', '42501', 'ID003']) sqlstate
- WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND (proname = 'execute' OR obj_description(oid, 'pg_proc') LIKE '%stored SQLSTATE%');
+ WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+ AND (proname = 'execute' OR obj_description(oid, 'pg_proc') LIKE '%stored SQLSTATE%');
 INSERT INTO fuzz.documented
-SELECT proname, '42804' FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype = 'trigger'::regtype;
+SELECT proname, '42804' FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+AND prorettype = 'trigger'::regtype;
 
 -- Where a scope's records are elsewhere: no table is chosen, or the table does not take a tenant that
 -- is no value of its column's type, or a row outside of the bounds of a partition.
 INSERT INTO fuzz.documented
-SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514', '55000']) sqlstate WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace);
+SELECT DISTINCT proname::text, sqlstate FROM pg_proc, unnest(ARRAY['22P02', '22003', '23514', '55000']) sqlstate
+WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace);
 
 -- As CREATE TABLE, when another session creates a table of this name.
-INSERT INTO fuzz.documented VALUES ('create_record_table', '23505'), ('make_record_table', '23505'), ('role_in', '42602'), ('role_in', '42704');
+INSERT INTO fuzz.documented VALUES ('create_record_table', '23505'), ('make_record_table', '23505'),
+  ('role_in', '42602'), ('role_in', '42704');
 
 -- The honest operations, with one row per effect.
 CREATE TABLE fuzz.effect (tenant text, key text, answer jsonb);
@@ -117,11 +134,13 @@ CREATE SEQUENCE fuzz.number;
 GRANT ALL ON ALL TABLES IN SCHEMA fuzz TO PUBLIC;
 GRANT ALL ON ALL SEQUENCES IN SCHEMA fuzz TO PUBLIC;
 
-CREATE FUNCTION fuzz.tenant() RETURNS text LANGUAGE sql AS $$ SELECT coalesce(current_setting('idem.tenant', true), '') $$;
+CREATE FUNCTION fuzz.tenant() RETURNS text LANGUAGE sql AS $$
+  SELECT coalesce(current_setting('idem.tenant', true), '') $$;
 CREATE FUNCTION fuzz.make_effect(key text) RETURNS jsonb LANGUAGE sql AS $$
   INSERT INTO fuzz.effect VALUES (fuzz.tenant(), key, jsonb_build_object('n', nextval('fuzz.number'))) RETURNING answer;
 $$;
-CREATE FUNCTION fuzz.operation(request jsonb) RETURNS jsonb LANGUAGE sql AS $$ SELECT fuzz.make_effect(request->>'key') $$;
+CREATE FUNCTION fuzz.operation(request jsonb) RETURNS jsonb LANGUAGE sql AS $$
+  SELECT fuzz.make_effect(request->>'key') $$;
 
 -- A retry got this answer; NULL if the function that answered has none.
 CREATE FUNCTION fuzz.check_answer(k text, got jsonb) RETURNS void LANGUAGE plpgsql AS $$
@@ -183,13 +202,15 @@ SELECT fuzz.honest('claim', 0);
 
 -- Whether the operation of such a call has had its effect: rules for new keys do not apply then.
 CREATE FUNCTION fuzz.has_effect(call text) RETURNS boolean LANGUAGE sql AS $$
-  SELECT EXISTS (SELECT FROM fuzz.effect e WHERE e.tenant = fuzz.tenant() AND e.key = array_to_string(regexp_match(call, 'honest\(''(\w+)'', (\d+)'), ''));
+  SELECT EXISTS (SELECT FROM fuzz.effect e WHERE e.tenant = fuzz.tenant()
+    AND e.key = array_to_string(regexp_match(call, 'honest\(''(\w+)'', (\d+)'), ''));
 $$;
 
 -- Whether the function may raise this. Any statement may be cancelled, and may meet a lock, a
 -- deadlock, a missing privilege, a read-only transaction or too deep a recursion; a warning may
 -- have a character that the client's encoding lacks.
-CREATE FUNCTION fuzz.judge(name text, state text, message text, statement text, had_effect boolean) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION fuzz.judge(name text, state text, message text, statement text, had_effect boolean) RETURNS void
+  LANGUAGE plpgsql AS $$
 BEGIN
   IF had_effect AND state = ANY ('{22004,22023,ID007,ID009,ID013}') THEN
     RAISE LOG 'fuzz violation: a rule for new keys refused a retry with % "%": %', state, message, statement;
@@ -263,7 +284,8 @@ BEGIN
   WHILE at < cardinality(items) LOOP
     SELECT * INTO at, tokens, outcomes FROM fuzz.block(items, at, tokens, outcomes);
   END LOOP;
-  RAISE NOTICE 'fuzz outcomes: %', (SELECT string_agg(o || ' ' || n, ', ') FROM (SELECT o, count(*) n FROM unnest(outcomes) o GROUP BY o) x);
+  RAISE NOTICE 'fuzz outcomes: %', (SELECT string_agg(o || ' ' || n, ', ')
+    FROM (SELECT o, count(*) n FROM unnest(outcomes) o GROUP BY o) x);
   RETURN tokens;
 END $$;
 
@@ -282,27 +304,38 @@ END $$;
 -- can take two megabytes.
 CREATE FUNCTION fuzz.memory(quarter integer) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
-  RAISE NOTICE 'fuzz memory: % %', quarter, (SELECT sum(used_bytes) FROM pg_backend_memory_contexts WHERE name NOT LIKE 'CachedPlan%');
+  RAISE NOTICE 'fuzz memory: % %', quarter, (SELECT sum(used_bytes) FROM pg_backend_memory_contexts
+    WHERE name NOT LIKE 'CachedPlan%');
   RAISE NOTICE 'fuzz contexts: % %', quarter, (SELECT string_agg(name || ' ' || bytes, ', ')
-    FROM (SELECT name, sum(used_bytes) AS bytes FROM pg_backend_memory_contexts GROUP BY name ORDER BY 2 DESC LIMIT 12) x);
+    FROM (SELECT name, sum(used_bytes) AS bytes FROM pg_backend_memory_contexts GROUP BY name ORDER BY 2 DESC
+    LIMIT 12) x);
 END $$;
 SQL
 
 sub pick { return $_[ int(rand(@_)) ] }
 sub quoted { my ($text) = @_; $text =~ s/'/''/g; return "'$text'" }
 
-my @keys = map { quoted($_) } (map { "k$_" } 0 .. 9), '', ' ', '4711', 'Ünïcödé', 'a\\b', "quo'te", '%s', '018f0000-0000-7000-8000-000000000000', 'ffffffff-ffff-7fff-bfff-ffffffffffff', '01ARZ3NDEKTSV4RRFFQ69G5FAV';
-push @keys, q(repeat('x', 255)), q(repeat('x', 256)), q(repeat('ü', 127)), 'idem.new_key()', 'NULL', q(E'\n\x01'), q('\u0000'), q(repeat('x', 1000000)), q(repeat(E'\xf0\x9f\x98\x80', 63)), q('2026-03-04T05:06:07Z'), q('''; DROP SCHEMA idem; --');
+my @keys = map { quoted($_) } (map { "k$_" } 0 .. 9), '', ' ', '4711', 'Ünïcödé', 'a\\b', "quo'te", '%s',
+	'018f0000-0000-7000-8000-000000000000', 'ffffffff-ffff-7fff-bfff-ffffffffffff', '01ARZ3NDEKTSV4RRFFQ69G5FAV';
+push @keys, q(repeat('x', 255)), q(repeat('x', 256)), q(repeat('ü', 127)), 'idem.new_key()', 'NULL', q(E'\n\x01'),
+	q('\u0000'), q(repeat('x', 1000000)), q(repeat(E'\xf0\x9f\x98\x80', 63)), q('2026-03-04T05:06:07Z'),
+	q('''; DROP SCHEMA idem; --');
 # Not UTF-8: only for a SQL_ASCII database.
 my @any_bytes = (q(E'\xff'), q(E'key\xc3'), q(E'\xed\xa0\x80'), q(E'\xf8\x88\x80\x80\x80'), q(repeat(E'\xff', 255)));
 my @names = map { quoted($_) } qw(s1 s1 s2 s3 s1 s1 s1 s1 s2 s2 s3 s4 s4 own nowhere), '', 'S1', 's1 ';
 push @names, 'NULL', q(repeat('s', 63)), q(repeat('s', 64)), q(repeat('s', 1000000));
 my @tenants = ("''", "'t1'", "'t2'", 'NULL', 'NULL', q(repeat('t', 256)));
-my @tokens = ((":'t1'") x 3, (map { ":'t$_'" } 1 .. 5) x 8, (map { "(SELECT token FROM fuzz.token WHERE slot = $_)" } 0 .. 31),
-	q{left(:'t1', -1)}, q{:'t1' || 'A'}, q{'B' || substr(:'t1', 2)}, q{left(:'t1', 5) || reverse(substr(:'t1', 6))}, q{overlay(:'t1' placing 'AAAB' from 24)}, q{lower(:'t1')}, q{' ' || :'t1'},
-	"'banana'", 'NULL', q('Ag' || repeat('A', 42)), q('AQ' || repeat('A', 42)), q(left(:'t1', 28) || repeat('A', 16)), q(repeat('A', 100000)));
-my @requests = ('NULL', 'NULL', q('{}'), q('{"amount": 1}'), q('{"amount": 1.0, "c": 7}'), q('{"a": {"b": 1}}'), q('[]'), q('null'), q('"x"'), q('1e100000'), q('{"a": [{"b": [1, {"b": 2}]}]}'),
-	q((SELECT jsonb_agg(v) FROM generate_series(1, 5000) v)), q((SELECT jsonb_object_agg(v, repeat('x', v)) FROM generate_series(1, 100) v)), q((repeat('[', 2000) || repeat(']', 2000))::jsonb), q(to_jsonb(repeat('x', 200000))));
+my @tokens = ((":'t1'") x 3, (map { ":'t$_'" } 1 .. 5) x 8,
+	(map { "(SELECT token FROM fuzz.token WHERE slot = $_)" } 0 .. 31),
+	q{left(:'t1', -1)}, q{:'t1' || 'A'}, q{'B' || substr(:'t1', 2)}, q{left(:'t1', 5) || reverse(substr(:'t1', 6))},
+	q{overlay(:'t1' placing 'AAAB' from 24)}, q{lower(:'t1')}, q{' ' || :'t1'},
+	"'banana'", 'NULL', q('Ag' || repeat('A', 42)), q('AQ' || repeat('A', 42)), q(left(:'t1', 28) || repeat('A', 16)),
+	q(repeat('A', 100000)));
+my @requests = ('NULL', 'NULL', q('{}'), q('{"amount": 1}'), q('{"amount": 1.0, "c": 7}'), q('{"a": {"b": 1}}'),
+	q('[]'), q('null'), q('"x"'), q('1e100000'), q('{"a": [{"b": [1, {"b": 2}]}]}'),
+	q((SELECT jsonb_agg(v) FROM generate_series(1, 5000) v)),
+	q((SELECT jsonb_object_agg(v, repeat('x', v)) FROM generate_series(1, 100) v)),
+	q((repeat('[', 2000) || repeat(']', 2000))::jsonb), q(to_jsonb(repeat('x', 200000))));
 # Intervals can be infinite from PostgreSQL 17 on.
 my @infinite = $node->pg_version >= 17 ? (q('infinity'), q('-infinity')) : ();
 # By the argument's name and type, or by type. The first four are usual: six calls of ten have no
@@ -311,14 +344,18 @@ my %values = (
 	'scope text' => \@names,
 	'name text' => \@names,
 	'key text' => \@keys,
-	'key anycompatible' => [ @keys, q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid', '4711' ],
-	'parts text[]' => [ q(VARIADIC ARRAY['a', 'b']), q(VARIADIC '{}'), q(VARIADIC ARRAY['a', NULL]), q(VARIADIC NULL), q(VARIADIC '{{a},{b}}') ],
+	'key anycompatible' => [ @keys, q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid),
+		q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid', '4711' ],
+	'parts text[]' => [ q(VARIADIC ARRAY['a', 'b']), q(VARIADIC '{}'), q(VARIADIC ARRAY['a', NULL]), q(VARIADIC NULL),
+		q(VARIADIC '{{a},{b}}') ],
 	'tenant text' => \@tenants,
 	'token text' => \@tokens,
 	'wait interval' => [ 'NULL', q('0'), q('1 ms'), q('20 ms'), q('-1 s'), @infinite ],
-	'retry_after interval' => [ 'NULL', q('0'), q('1 ms'), q('10 ms'), q('1 hour'), q('-1 s'), q('1001 years'), @infinite ],
+	'retry_after interval' => [ 'NULL', q('0'), q('1 ms'), q('10 ms'), q('1 hour'), q('-1 s'), q('1001 years'),
+		@infinite ],
 	'answer_ttl interval' => [ 'NULL', q('1 ms'), q('20 ms'), q('10 ms'), q('0'), q('1 hour'), q('-1 s'), @infinite ],
-	'header_exclude text[]' => [ 'NULL', q('{}'), q('{set-cookie}'), q('{{a},{b}}'), q('{NULL}'), q('{""}'), q('{a b}'), q('{ä}') ],
+	'header_exclude text[]' => [ 'NULL', q('{}'), q('{set-cookie}'), q('{{a},{b}}'), q('{NULL}'), q('{""}'), q('{a b}'),
+		q('{ä}') ],
 	# not 'role': the fuzzer would no longer know which tenants are the same
 	'tenant_from text' => [ 'NULL', q('argument'), q('user'), q('') ],
 	'store_request text' => [ 'NULL', q('never'), q('unfinished'), q('always'), q('banana') ],
@@ -330,37 +367,68 @@ my %values = (
 	'lease interval' => [ q('1 min'), q('1 min'), q('1 ms'), q('10 ms'), 'NULL', 'NULL', q('0') ],
 	'ttl interval' => [ 'NULL', 'NULL', q('1 hour'), q('1 ms'), q('0'), q('100000 years'), q('100 years'), @infinite ],
 	'weak_keys text' => [ 'NULL', q('allow'), q('reject'), q('banana') ],
-	'header text' => [ q('"k1"'), q('k2'), q('NULL'), q('"k";v="x"'), 'NULL', q(''), q(E' \t'), q('""'), q('"k'), q('"k" x'), q('"\k"'), q('"k";'), q('a,b'), q('"ä"'), q(repeat('k', 255)), q('"' || repeat('k', 256) || '"'), q(repeat('"', 1000000)), q('"k"' || repeat(';v=1.5', 100000)), q('"k"' || repeat(';v=', 100000)) ],
-	'idem.scope' => [ 'NULL', (map { "jsonb_populate_record(NULL::idem.scope, $_)" } (q(idem.export_identity() #> '{scopes,0}')) x 3, q((idem.export_identity() #> '{scopes,0}') || '{"id": 1, "name": "imported"}'), q((idem.export_identity() #> '{scopes,0}') - 'owner'), q('{}')) ],
+	'header text' => [ q('"k1"'), q('k2'), q('NULL'), q('"k";v="x"'), 'NULL', q(''), q(E' \t'), q('""'), q('"k'),
+		q('"k" x'), q('"\k"'), q('"k";'), q('a,b'), q('"ä"'), q(repeat('k', 255)), q('"' || repeat('k', 256) || '"'),
+		q(repeat('"', 1000000)), q('"k"' || repeat(';v=1.5', 100000)), q('"k"' || repeat(';v=', 100000)) ],
+	'idem.scope' => [ 'NULL',
+		(map { "jsonb_populate_record(NULL::idem.scope, $_)" } (q(idem.export_identity() #> '{scopes,0}')) x 3,
+			q((idem.export_identity() #> '{scopes,0}') || '{"id": 1, "name": "imported"}'),
+			q((idem.export_identity() #> '{scopes,0}') - 'owner'), q('{}')) ],
 	'idem.record' => [ 'NULL', q(jsonb_populate_record(NULL::idem.record, '{"key": "a"}')) ],
 	'idem.claim_result' => [
-		(map { "jsonb_populate_record(NULL::idem.claim_result, $_)" } q('{"outcome": "completed", "status": 201, "headers": {"a": "b"}}'), q('{"outcome": "failed", "error": {"message": "no"}}'),
-			q('{"outcome": "in_progress", "retry_after": "1 ms"}'), q('{"outcome": "conflict"}'), q('{"outcome": "claimed", "headers": {"a": [1, "b", 1e300]}}'), q('{"outcome": "completed", "headers": {"a": [["b"]]}}'),
-			q('{"outcome": "completed", "headers": [{}]}'), q('{"outcome": "failed", "error": [], "status": -1}'), q('{"outcome": "limited", "retry_after": "-1 s"}'), q('{"outcome": "limited", "retry_after": "1001 years"}'), q('{"outcome": "banana"}'), q('{}'),
-			q(jsonb_build_object('outcome', 'completed', 'headers', (SELECT jsonb_object_agg(v, repeat('x', v)) FROM generate_series(1, 100) v)))),
+		(map { "jsonb_populate_record(NULL::idem.claim_result, $_)" }
+			q('{"outcome": "completed", "status": 201, "headers": {"a": "b"}}'),
+			q('{"outcome": "failed", "error": {"message": "no"}}'),
+			q('{"outcome": "in_progress", "retry_after": "1 ms"}'), q('{"outcome": "conflict"}'),
+			q('{"outcome": "claimed", "headers": {"a": [1, "b", 1e300]}}'),
+			q('{"outcome": "completed", "headers": {"a": [["b"]]}}'),
+			q('{"outcome": "completed", "headers": [{}]}'), q('{"outcome": "failed", "error": [], "status": -1}'),
+			q('{"outcome": "limited", "retry_after": "-1 s"}'),
+			q('{"outcome": "limited", "retry_after": "1001 years"}'), q('{"outcome": "banana"}'), q('{}'),
+			q(jsonb_build_object('outcome', 'completed', 'headers', (SELECT jsonb_object_agg(v, repeat('x', v))
+				FROM generate_series(1, 100) v)))),
 		'NULL' ],
 	'sqlstate text' => [ q('ID001'), q('42501'), q('x'), 'NULL' ],
-	'records regclass' => [ q('elsewhere.plain'), q('idem.record'), 'NULL', q('elsewhere.plain'), q('elsewhere.number'), q('elsewhere.past'), q('elsewhere.months'), q('elsewhere.open'), q('elsewhere.forged'), q('elsewhere.plain_pkey'),
+	'records regclass' => [ q('elsewhere.plain'), q('idem.record'), 'NULL', q('elsewhere.plain'), q('elsewhere.number'),
+		q('elsewhere.past'), q('elsewhere.months'), q('elsewhere.open'), q('elsewhere.forged'),
+		q('elsewhere.plain_pkey'),
 		q('idem.records'), q('idem.scope'), q('pg_class'), '0::oid::regclass', '4294967295::oid::regclass' ],
 	'tenant_column name' => [ 'NULL', q('tenant_id'), q('Odd "name"'), q('digest'), q('') ],
 	'default_schema name' => [ q('elsewhere'), q('public'), 'NULL', q('nowhere') ],
-	'tenant_type regtype' => [ 'NULL', q('bigint'), q('text'), q('uuid'), q('elsewhere.plain'), q('record'), q('anyelement'), '0::oid::regtype', '4294967295::oid::regtype' ],
-	'owner regrole' => [ 'NULL', q('owner'), q('member'), q('stranger'), '4294967295::oid::regrole', '0::oid::regrole' ],
+	'tenant_type regtype' => [ 'NULL', q('bigint'), q('text'), q('uuid'), q('elsewhere.plain'), q('record'),
+		q('anyelement'), '0::oid::regtype', '4294967295::oid::regtype' ],
+	'owner regrole' => [ 'NULL', q('owner'), q('member'), q('stranger'), '4294967295::oid::regrole',
+		'0::oid::regrole' ],
 	'cstring' => [ q('owner'), q('"owner"'), q('10'), q('-'), q(''), q('"'), q('a.b'), 'NULL' ],
 	'idem_internal.role' => [ q('owner'), q('10'), '4294967295::oid::regrole::idem_internal.role', 'NULL' ],
-	'operation regprocedure' => [ (map { "'op_$_(jsonb)'" } qw(echo fail retry nest claim)), '0', 'NULL', q('now()'), '4294967295::oid::regprocedure' ],
+	'operation regprocedure' => [ (map { "'op_$_(jsonb)'" } qw(echo fail retry nest claim)), '0', 'NULL', q('now()'),
+		'4294967295::oid::regprocedure' ],
 	'max_records integer' => [ 'NULL', 1, 10, 0, 2147483647 ],
-	'text' => [ q('x'), q('y z'), q('Ünïcödé'), q('step'), q(''), 'NULL', q(repeat('x', 300)), q(repeat('x', 1000000)) ],
-	'uuid' => [ q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid), 'gen_random_uuid()', 'NULL::uuid' ],
-	'text[]' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
+	'text' => [ q('x'), q('y z'), q('Ünïcödé'), q('step'), q(''), 'NULL', q(repeat('x', 300)),
+		q(repeat('x', 1000000)) ],
+	'uuid' => [ q('f47ac10b-58cc-4372-a567-0e02b2c3d479'::uuid), q('00000000-0000-0000-0000-000000000000'::uuid),
+		'gen_random_uuid()', 'NULL::uuid' ],
+	'text[]' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'),
+		q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', q('{a,NULL}'),
+		q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
 	'integer[]' => [ q('{1,2,3}'), q('{}'), 'NULL', q('{NULL,-1}') ],
 	'interval[]' => [ q('{1 day,2 days,3 days}'), q('{}'), 'NULL', q('{NULL,-1 day}') ],
-	'anycompatiblearray' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'), q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL', 'ARRAY[gen_random_uuid()]', 'ARRAY[1]', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
+	'anycompatiblearray' => [ q('{a,b}'), q('{k1,k2,k3,k1}'), q('{}'),
+		q(ARRAY(SELECT 'many ' || trunc(random() * 3000) FROM generate_series(1, 200))), 'NULL',
+		'ARRAY[gen_random_uuid()]', 'ARRAY[1]', q('{a,NULL}'), q('{{a},{b}}'), q('[5:6]={k1,k2}') ],
 	'jsonb' => \@requests,
-	'identity jsonb' => [ ('idem.export_identity()') x 3, q(jsonb_set(idem.export_identity(), '{secrets,0,secret}', '"ab"')), q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'secrets'), q('{"version": 1}'), @requests ],
-	'error jsonb' => [ q('{"sqlstate": "P0042", "message": "no"}'), q('{"message": "no", "detail": "d", "hint": "h"}'), q('{"sqlstate": "42501"}'), q('{"message": "Ünïcödé"}'), @requests, q('{"sqlstate": "40001"}'), q('{"sqlstate": "ID001"}'), q('{"sqlstate": 42}'), q('{"sqlstate": "p0042"}'), q('{"sqlstate": "P0042", "message": null}'), q(jsonb_build_object('message', repeat('m', 100000))) ],
-	'final_sqlstates text[]' => [ 'NULL', q('{}'), q('{P0042}'), q('{40}'), q('{P0,22}'), q('{x}'), q('{NULL}'), q('{{P0}}') ],
-	'interval' => [ 'NULL', q('0'), q('1 ms'), q('1 s'), q('-1 s'), q('1 mon -30 days'), q('178000000 years'), q('-178000000 years'), q('2147483647 months 2147483647 days'), q('1000 years'), q('0.000001 s'), @infinite ],
+	'identity jsonb' => [ ('idem.export_identity()') x 3,
+		q(jsonb_set(idem.export_identity(), '{secrets,0,secret}', '"ab"')),
+		q(jsonb_set(idem.export_identity(), '{scopes,0,id}', '1')), q(idem.export_identity() - 'secrets'),
+		q('{"version": 1}'), @requests ],
+	'error jsonb' => [ q('{"sqlstate": "P0042", "message": "no"}'), q('{"message": "no", "detail": "d", "hint": "h"}'),
+		q('{"sqlstate": "42501"}'), q('{"message": "Ünïcödé"}'), @requests, q('{"sqlstate": "40001"}'),
+		q('{"sqlstate": "ID001"}'), q('{"sqlstate": 42}'), q('{"sqlstate": "p0042"}'),
+		q('{"sqlstate": "P0042", "message": null}'), q(jsonb_build_object('message', repeat('m', 100000))) ],
+	'final_sqlstates text[]' => [ 'NULL', q('{}'), q('{P0042}'), q('{40}'), q('{P0,22}'), q('{x}'), q('{NULL}'),
+		q('{{P0}}') ],
+	'interval' => [ 'NULL', q('0'), q('1 ms'), q('1 s'), q('-1 s'), q('1 mon -30 days'), q('178000000 years'),
+		q('-178000000 years'), q('2147483647 months 2147483647 days'), q('1000 years'), q('0.000001 s'), @infinite ],
 	'status integer' => [ 'NULL', 200, 404, 503, 0, 99, 1000, -2147483648 ],
 	'integer' => [ 'NULL', 1, 200, 10, 0, -1, -2147483648, 2147483647 ],
 	'bigint' => [ 1, 2, 3, 'NULL', 0, -1, '9223372036854775807', q('-9223372036854775808') ],
@@ -371,24 +439,31 @@ my %values = (
 
 my @functions;
 for my $line (split /\n/, $node->safe_psql('utf8', <<'SQL'))
-SELECT p.oid, pronamespace::regnamespace, proname, coalesce(proargnames[i], ''), coalesce(format_type(proargtypes[i - 1], NULL), ''), i > pronargs - pronargdefaults,
-       EXISTS (SELECT FROM pg_type t JOIN pg_attribute a ON attrelid = typrelid WHERE t.oid = prorettype AND attname = 'token')
+SELECT p.oid, pronamespace::regnamespace, proname, coalesce(proargnames[i], ''),
+  coalesce(format_type(proargtypes[i - 1], NULL), ''), i > pronargs - pronargdefaults,
+       EXISTS (SELECT FROM pg_type t JOIN pg_attribute a ON attrelid = typrelid WHERE t.oid = prorettype
+       AND attname = 'token')
   FROM pg_proc p LEFT JOIN LATERAL generate_series(1, pronargs) i ON true
  WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
  ORDER BY proname, p.oid, i
 SQL
 {
 	my ($oid, $schema, $name, $argument, $type, $optional, $token) = split /\|/, $line;
-	push @functions, { oid => $oid, schema => $schema, name => $name, token => $token eq 't', arguments => [] } if !@functions || $functions[-1]{oid} ne $oid;
+	push @functions, { oid => $oid, schema => $schema, name => $name, token => $token eq 't', arguments => [] }
+	  if !@functions || $functions[-1]{oid} ne $oid;
 	next if $argument eq '';
 	ok($values{"$argument $type"} || $values{$type}, "the test has values for $argument $type of $name");
 	push @{ $functions[-1]{arguments} }, { name => $argument, type => $type, optional => $optional eq 't' };
 }
 my %function = map { $_->{name} => $_ } @functions;
-my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype = 'trigger'::regtype});
-my @often = map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute lookup once once_each take take release revoke cancel);
+my %trigger = map { $_ => 1 } split /\n/, $node->safe_psql('utf8', q{SELECT proname FROM pg_proc
+	WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype = 'trigger'::regtype});
+my @often =
+	map { $function{$_} } qw(claim claim claim try_claim complete complete fail release renew checkpoint execute
+	lookup once once_each take take release revoke cancel);
 my @by_token = grep { grep { $_->{name} eq 'token' } @{ $_->{arguments} } } @functions;
-my @views = split /\n/, $node->safe_psql('utf8', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
+my @views = split /\n/, $node->safe_psql('utf8',
+	q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 my $rare = qr/^(drop_scope|alter_scope|rotate_secret)$/;
 my $destructive = qr/^(create_scope|alter_scope|drop_scope|forget|forget_tenant|erase|erase_tenant)$/;
 
@@ -425,13 +500,18 @@ sub call
 	return $in_batch ? ($f, $call) : $call;
 }
 
-sub honest { $called++; return sprintf q{fuzz.honest('%s', %d)}, pick(qw(claim claim execute once each lease)), rand(1000) }
+sub honest
+{
+	$called++;
+	return sprintf q{fuzz.honest('%s', %d)}, pick(qw(claim claim execute once each lease)), rand(1000)
+}
 
 sub item
 {
 	my ($bare, $function) = @_;
 	my ($f, $call) = call($function, 1);
-	return ("$bare$f->{name}", $f->{token} ? "SELECT r.token FROM $call r" : "SELECT NULL FROM (SELECT count(r::text) FROM $call r) x");
+	return ("$bare$f->{name}", $f->{token} ? "SELECT r.token FROM $call r"
+		: "SELECT NULL FROM (SELECT count(r::text) FROM $call r) x");
 }
 
 # The items of a batch: see fuzz.block().
@@ -458,7 +538,8 @@ sub items
 		{
 			local $own_token = 1;
 			push @items, item($bare, pick(map { $function{$_} } qw(claim try_claim take)));
-			push @items, map { item('', $_) } (pick(@by_token)) x rand(2), pick(map { $function{$_} } qw(complete complete fail release));
+			push @items, map { item('', $_) } (pick(@by_token)) x rand(2),
+				pick(map { $function{$_} } qw(complete complete fail release));
 		}
 		else
 		{
@@ -478,38 +559,59 @@ my @statement = (
 	[ 30, sub { batch(4) } ],
 	[ 10, sub { 'SELECT ' . honest() . ';' } ],
 	[ 20, sub { 'SELECT * FROM ' . call() . ';' } ],
-	[ 25, sub { "SELECT token AS t@{[ 1 + int rand 5 ]} FROM " . call($function{ pick(qw(claim claim try_claim try_claim take)) }) . " WHERE token IS NOT NULL \\gset" } ],
+	[ 25, sub { "SELECT token AS t@{[ 1 + int rand 5 ]} FROM "
+			. call($function{ pick(qw(claim claim try_claim try_claim take)) }) . " WHERE token IS NOT NULL \\gset" } ],
 	[ 8, sub { 'SELECT ' . call() . ', ' . call() . ';' } ],
 	[ 4, sub { 'SELECT ' . call() . ' FROM generate_series(1, 5);' } ],
-	[ 4, sub { "DO \$\$ BEGIN PERFORM * FROM @{[ call() ]}; PERFORM * FROM @{[ call() ]}; EXCEPTION WHEN OTHERS THEN PERFORM * FROM @{[ call() ]}; END \$\$;" =~ s/:'(t\d)'/quoted('x')/ger } ],
-	[ 3, sub { "DO \$\$ BEGIN FOR i IN 1..5 LOOP PERFORM * FROM @{[ call() ]}; @{[ pick('COMMIT', 'ROLLBACK') ]}; END LOOP; END \$\$;" =~ s/:'(t\d)'/quoted('x')/ger } ],
-	[ 12, sub { 'BEGIN' . pick('', '', '', ' ISOLATION LEVEL REPEATABLE READ', ' ISOLATION LEVEL SERIALIZABLE', ' READ ONLY', ' ISOLATION LEVEL SERIALIZABLE READ ONLY') . ';' } ],
+	[ 4, sub { "DO \$\$ BEGIN PERFORM * FROM @{[ call() ]}; PERFORM * FROM @{[ call() ]};
+		EXCEPTION WHEN OTHERS THEN PERFORM * FROM @{[ call() ]}; END \$\$;" =~ s/:'(t\d)'/quoted('x')/ger } ],
+	[ 3, sub { "DO \$\$ BEGIN FOR i IN 1..5 LOOP PERFORM * FROM @{[ call() ]}; @{[ pick('COMMIT', 'ROLLBACK') ]};
+		END LOOP; END \$\$;" =~ s/:'(t\d)'/quoted('x')/ger } ],
+	[ 12, sub { 'BEGIN' . pick('', '', '', ' ISOLATION LEVEL REPEATABLE READ', ' ISOLATION LEVEL SERIALIZABLE',
+				' READ ONLY', ' ISOLATION LEVEL SERIALIZABLE READ ONLY') . ';' } ],
 	[ 12, sub { pick('COMMIT;', 'COMMIT;', 'ROLLBACK;', 'COMMIT AND CHAIN;', 'ROLLBACK AND CHAIN;') } ],
 	[ 6, sub { pick('COMMIT;', 'ROLLBACK;') . "\nROLLBACK;\nSELECT fuzz.after(:'tokens');" } ],
 	[ 8, sub { 'SAVEPOINT ' . pick('a', 'b', 'c') . ';' } ],
 	[ 6, sub { 'ROLLBACK TO ' . pick('a', 'b', 'c') . ';' } ],
 	[ 4, sub { 'RELEASE ' . pick('a', 'b', 'c') . ';' } ],
-	[ 3, sub { my $gid = 'p' . ++$made; "PREPARE TRANSACTION '$gid';\nSELECT * FROM @{[ call() ]};\n@{[ pick('COMMIT', 'ROLLBACK') ]} PREPARED '$gid';" } ],
+	[ 3, sub { my $gid = 'p' . ++$made; "PREPARE TRANSACTION '$gid';\nSELECT * FROM @{[ call() ]};\n"
+		. "@{[ pick('COMMIT', 'ROLLBACK') ]} PREPARED '$gid';" } ],
 	[ 1, sub { pick('COMMIT', 'ROLLBACK') . " PREPARED 'p@{[ 1 + int rand($made + 1) ]}';" } ],
 	[ 5, sub { 'SET ' . pick('', 'LOCAL ') . 'ROLE ' . pick('NONE', 'NONE', 'owner', 'member', 'stranger') . ';' } ],
-	[ 2, sub { pick('SET ', 'SET LOCAL ') . pick("idem.tenant = 't1'", "idem.tenant = ''", 'idem.max_open_claims = 3', "idem.log_transitions = 'debug1'",
-				'statement_timeout = 20', 'statement_timeout = 2000', 'lock_timeout = 3', 'lock_timeout = 0', 'transaction_read_only = on', 'synchronous_commit = off', 'work_mem = 64', 'search_path = pg_temp, public',
-				'client_encoding = latin1', 'client_encoding = utf8', 'jit_above_cost = 0', 'temp_buffers = 100', 'row_security = off', 'session_replication_role = replica', 'bytea_output = escape',
-				'DateStyle = german', 'IntervalStyle = sql_standard', 'TimeZone = "Asia/Kathmandu"', 'extra_float_digits = -15', 'standard_conforming_strings = on', 'check_function_bodies = off', 'max_stack_depth = 100') . ';' } ],
+	[ 2, sub { pick('SET ', 'SET LOCAL ') . pick("idem.tenant = 't1'", "idem.tenant = ''", 'idem.max_open_claims = 3',
+				"idem.log_transitions = 'debug1'",
+				'statement_timeout = 20', 'statement_timeout = 2000', 'lock_timeout = 3', 'lock_timeout = 0',
+				'transaction_read_only = on', 'synchronous_commit = off', 'work_mem = 64',
+				'search_path = pg_temp, public',
+				'client_encoding = latin1', 'client_encoding = utf8', 'jit_above_cost = 0', 'temp_buffers = 100',
+				'row_security = off', 'session_replication_role = replica', 'bytea_output = escape',
+				'DateStyle = german', 'IntervalStyle = sql_standard', 'TimeZone = "Asia/Kathmandu"',
+				'extra_float_digits = -15', 'standard_conforming_strings = on', 'check_function_bodies = off',
+				'max_stack_depth = 100') . ';' } ],
 	[ 1, sub { 'RESET ' . pick('ALL', 'idem.max_open_claims', 'idem.tenant') . ';' } ],
-	[ 3, sub { "PREPARE s@{[ ++$made ]} AS SELECT * FROM @{[ call() ]};\nEXECUTE s$made;\nEXECUTE s$made;\nDEALLOCATE s$made;" } ],
-	[ 3, sub { "DECLARE c@{[ ++$made ]} @{[ pick('', 'SCROLL ', 'INSENSITIVE ') ]}CURSOR @{[ pick('', 'WITH HOLD ') ]}FOR SELECT * FROM generate_series(1, 3) n, @{[ call() ]};\nFETCH c$made;\nSAVEPOINT a;\nFETCH c$made;\n@{[ pick('', 'ROLLBACK TO a;') ]}\nFETCH ALL FROM c$made;\nCLOSE c$made;" } ],
-	[ 3, sub { "INSERT INTO effect " . pick('DEFAULT VALUES', 'SELECT FROM generate_series(1, 10)') . pick('', ' RETURNING key') . ';' } ],
-	[ 4, sub { 'SELECT * FROM ' . pick(@views) . ' x' . pick(' LIMIT 3', ' ORDER BY 1 LIMIT 3', " WHERE x::text LIKE '%s1%' LIMIT 3") . ';' } ],
+	[ 3, sub { "PREPARE s@{[ ++$made ]} AS SELECT * FROM @{[ call() ]};\nEXECUTE s$made;\nEXECUTE s$made;\n"
+		. "DEALLOCATE s$made;" } ],
+	[ 3, sub {
+			"DECLARE c@{[ ++$made ]} @{[ pick('', 'SCROLL ', 'INSENSITIVE ') ]}CURSOR @{[ pick('', 'WITH HOLD ') ]}"
+			. "FOR SELECT * FROM generate_series(1, 3) n, @{[ call() ]};\nFETCH c$made;\nSAVEPOINT a;\n"
+			. "FETCH c$made;\n@{[ pick('', 'ROLLBACK TO a;') ]}\nFETCH ALL FROM c$made;\nCLOSE c$made;" } ],
+	[ 3, sub { "INSERT INTO effect " . pick('DEFAULT VALUES', 'SELECT FROM generate_series(1, 10)')
+			. pick('', ' RETURNING key') . ';' } ],
+	[ 4, sub { 'SELECT * FROM ' . pick(@views) . ' x' . pick(' LIMIT 3', ' ORDER BY 1 LIMIT 3',
+				" WHERE x::text LIKE '%s1%' LIMIT 3") . ';' } ],
 	[ 1, sub { 'SELECT count(*) FROM ' . pick(@views) . ' a, (SELECT FROM ' . pick(@views) . ' LIMIT 5) b;' } ],
-	[ 1, sub { pick('DISCARD ALL;', 'DISCARD PLANS;', 'SELECT pg_advisory_unlock_all();', 'UNLISTEN *;', 'CHECKPOINT;') } ],
-	[ 1, sub { pick("SET force_parallel_mode = on;\nSET debug_parallel_query = on;\nSET parallel_setup_cost = 0;", "SET force_parallel_mode = off;\nSET debug_parallel_query = off;", 'SET jit = off;', 'SET plan_cache_mode = force_generic_plan;') } ],
+	[ 1, sub { pick('DISCARD ALL;', 'DISCARD PLANS;', 'SELECT pg_advisory_unlock_all();', 'UNLISTEN *;',
+				'CHECKPOINT;') } ],
+	[ 1, sub { pick("SET force_parallel_mode = on;\nSET debug_parallel_query = on;\nSET parallel_setup_cost = 0;",
+				"SET force_parallel_mode = off;\nSET debug_parallel_query = off;", 'SET jit = off;',
+				'SET plan_cache_mode = force_generic_plan;') } ],
 	[ 1, sub { "COPY (SELECT * FROM @{[ call() ]}) TO STDOUT;" } ],
 	[ 1, sub { "CREATE TEMP TABLE x@{[ ++$made ]} ON COMMIT DROP AS SELECT * FROM @{[ call() ]};" } ],
 	[ 1, sub { "BEGIN;\nCREATE MATERIALIZED VIEW public.m@{[ ++$made ]} AS SELECT * FROM @{[ call() ]};\nROLLBACK;" } ],
 	[ 1, sub { "EXPLAIN (ANALYZE, BUFFERS) SELECT * FROM @{[ call() ]};" } ],
 	# As if other sessions changed the catalogs all the time; only a server with assertions can.
-	[ 0.3, sub { "SET debug_discard_caches = 1;\nSET statement_timeout = '20s';\nSELECT * FROM @{[ call() ]};\n@{[ batch(1) ]}\nRESET debug_discard_caches;\nRESET statement_timeout;" } ],);
+	[ 0.3, sub { "SET debug_discard_caches = 1;\nSET statement_timeout = '20s';\nSELECT * FROM @{[ call() ]};\n"
+		. "@{[ batch(1) ]}\nRESET debug_discard_caches;\nRESET statement_timeout;" } ],);
 my @bag = map { ($_->[1]) x ($_->[0] * 10) } @statement;
 
 # After an error the transaction continues from a savepoint, if there is one, or ends.
@@ -541,16 +643,24 @@ sub script
 
 # Meanwhile the test cancels statements and maintains the table, each time in a new connection.
 my @care = (
-	(q{SELECT count(pg_cancel_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x}) x 5,
-	'REINDEX INDEX CONCURRENTLY idem.record_pkey', 'VACUUM idem.record', 'SELECT idem.purge()', 'ANALYZE', 'SELECT idem.rotate_secret()', 'SELECT idem.stats_reset()',
-	'SET lock_timeout = 100; VACUUM FULL idem.record', 'SET lock_timeout = 100; VACUUM FULL elsewhere.steady', 'REINDEX INDEX CONCURRENTLY elsewhere.steady_pkey',
+	(q{SELECT count(pg_cancel_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'
+		AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) x}) x 5,
+	'REINDEX INDEX CONCURRENTLY idem.record_pkey', 'VACUUM idem.record', 'SELECT idem.purge()', 'ANALYZE',
+	'SELECT idem.rotate_secret()', 'SELECT idem.stats_reset()',
+	'SET lock_timeout = 100; VACUUM FULL idem.record', 'SET lock_timeout = 100; VACUUM FULL elsewhere.steady',
+	'REINDEX INDEX CONCURRENTLY elsewhere.steady_pkey',
 	(map { "SELECT idem.alter_scope('steady', request_exclude => '$_')" } '{at}', '{at, n}', '{key, at}', '{at, a.b}'),
-	(map { my ($rule, $on, $off) = @$_; "SELECT idem.alter_scope('steady', $rule => $on); SELECT pg_sleep(0.05); SELECT idem.alter_scope('steady', $rule => $off)" }
-		[qw(request_required true false)], [qw(tenant_required true false)], [qw(claims_per_minute 100 -1)], [qw(reject_stale_keys true false)], [ 'min_ttl', q('1 hour'), q('0') ]),
-	q{DO $$ BEGIN PERFORM idem.alter_scope('steady', tenant_from => 'role'); RAISE LOG 'fuzz violation: live keys got another identity'; END $$},
+	(map { my ($rule, $on, $off) = @$_; "SELECT idem.alter_scope('steady', $rule => $on); SELECT pg_sleep(0.05);
+		SELECT idem.alter_scope('steady', $rule => $off)" }
+		[qw(request_required true false)], [qw(tenant_required true false)], [qw(claims_per_minute 100 -1)],
+		[qw(reject_stale_keys true false)], [ 'min_ttl', q('1 hour'), q('0') ]),
+	q{DO $$ BEGIN PERFORM idem.alter_scope('steady', tenant_from => 'role');
+		RAISE LOG 'fuzz violation: live keys got another identity'; END $$},
 	(map { "SELECT idem.alter_scope('own', tenant_from => '$_', force => true)" } qw(role argument)),
-	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms', store_request => 'unfinished') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
-	q{SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's1')});
+	q{SELECT idem.create_scope('s2', owner => 'owner', wait => '0', ttl => '50 ms', lease => '10 ms',
+		store_request => 'unfinished') WHERE NOT EXISTS (SELECT FROM idem.scopes WHERE name = 's2')},
+	q{SELECT idem.create_scope('s1', owner => 'owner', wait => '20 ms') WHERE NOT EXISTS (SELECT FROM idem.scopes
+		WHERE name = 's1')});
 
 sub care
 {
@@ -605,7 +715,8 @@ sub run_round
 	for my $r (@runs)
 	{
 		($r->{out}, $r->{err}) = ("$r->{file}.out", "$r->{file}.err");
-		$r->{run} = start([ 'psql', '-X', '-q', '-d', $node->connstr($r->{database}) . ' application_name=session', '-f', $r->{file} ], '>', $r->{out}, '2>', $r->{err});
+		$r->{run} = start([ 'psql', '-X', '-q', '-d', $node->connstr($r->{database}) . ' application_name=session',
+				'-f', $r->{file} ], '>', $r->{out}, '2>', $r->{err});
 	}
 	care(\@runs);
 	delete $ENV{PGOPTIONS};
@@ -626,17 +737,27 @@ sub run_round
 sub check
 {
 	my ($round) = @_;
-	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), 0, "no key lock is left: round $round");
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), 0,
+		"no key lock is left: round $round");
 	for my $database (@databases)
 	{
 		my $title = "$database, round $round";
-		is($node->safe_psql($database, q{SELECT count(*) FROM idem_internal.held_keys(false)}), 0, "no claim is left open: $title");
-		is($node->safe_psql($database, q{SELECT bt_index_check(i, true) FROM unnest('{idem.record_pkey,elsewhere.steady_pkey,elsewhere.plain_pkey,elsewhere.number_pkey}'::regclass[]) i}), "\n\n\n", "amcheck finds every record in the index: $title");
-		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.past}), 0, "a partition has no row outside of its bounds: $title");
-		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.steady WHERE tenant_id <> tenant}), 0, "every record has its tenant in the column of its table: $title");
-		is($node->safe_psql($database, q{SELECT scope, tenant, coalesce(key, key_uuid::text), count(*) FROM idem.record GROUP BY 1, 2, 3 HAVING count(*) > 1}), '', "no key has two records: $title");
-		is($node->safe_psql($database, q{SELECT count(*) FROM idem.record WHERE state NOT IN ('c', 'f', 'p') OR attempt < 1 OR state = 'p' AND lease_end IS NULL}), 0, "every record is well-formed: $title");
-		is($node->safe_psql($database, q{SELECT tenant, key, count(*) FROM fuzz.effect GROUP BY 1, 2 HAVING count(*) > 1}), '', "no honest operation has two effects: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM idem_internal.held_keys(false)}), 0,
+			"no claim is left open: $title");
+		is($node->safe_psql($database, q{SELECT bt_index_check(i, true)
+			FROM unnest('{idem.record_pkey,elsewhere.steady_pkey,elsewhere.plain_pkey,
+				elsewhere.number_pkey}'::regclass[]) i}), "\n\n\n",
+			"amcheck finds every record in the index: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.past}), 0,
+			"a partition has no row outside of its bounds: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM elsewhere.steady WHERE tenant_id <> tenant}), 0,
+			"every record has its tenant in the column of its table: $title");
+		is($node->safe_psql($database, q{SELECT scope, tenant, coalesce(key, key_uuid::text), count(*) FROM idem.record
+			GROUP BY 1, 2, 3 HAVING count(*) > 1}), '', "no key has two records: $title");
+		is($node->safe_psql($database, q{SELECT count(*) FROM idem.record WHERE state NOT IN ('c', 'f', 'p')
+			OR attempt < 1 OR state = 'p' AND lease_end IS NULL}), 0, "every record is well-formed: $title");
+		is($node->safe_psql($database, q{SELECT tenant, key, count(*) FROM fuzz.effect GROUP BY 1, 2
+			HAVING count(*) > 1}), '', "no honest operation has two effects: $title");
 		is($node->safe_psql($database, <<'SQL'), '', "every honest operation still has its answer: $title");
 BEGIN;
 SELECT idem.use_records('elsewhere.steady') \g /dev/null
@@ -644,7 +765,10 @@ SELECT e.*, l.state, l.response FROM fuzz.effect e, idem.lookup('steady', e.key,
  WHERE l.state <> 'completed' OR (e.key ~ '^(claim|execute|lease)' AND l.response IS DISTINCT FROM e.answer)
 SQL
 		# Hostile calls may use this table, too: for another scope, whose "records" they have set.
-		is($node->safe_psql($database, q{SELECT r.* FROM elsewhere.steady r JOIN idem.scope s ON s.id = r.scope WHERE s.name = 'steady' AND expires > now() AND state = 'c' AND NOT EXISTS (SELECT FROM fuzz.effect e WHERE (e.tenant, e.key) = (r.tenant, coalesce(r.key, r.key_uuid::text)))}), '', "every answer has its effect: $title");
+		is($node->safe_psql($database, q{SELECT r.* FROM elsewhere.steady r JOIN idem.scope s ON s.id = r.scope
+			WHERE s.name = 'steady' AND expires > now() AND state = 'c' AND NOT EXISTS (SELECT FROM fuzz.effect e
+			WHERE (e.tenant, e.key) = (r.tenant, coalesce(r.key, r.key_uuid::text)))}), '',
+		"every answer has its effect: $title");
 	}
 	return;
 }
@@ -655,14 +779,21 @@ sub read_log
 {
 	my ($log) = @_;
 	my %known = map { $_ => 1 } split(/\n/, $node->safe_psql('utf8', 'SELECT DISTINCT sqlstate FROM fuzz.documented')),
-	  qw(57014 55P03 40P01 42501 25006 54001 25P01 25P02 3B001 34000 42P03 26000 42P11 55000 0A000 42704 22023 22P05 25001 2D000 55006 57P01 42804 2BP01 42P07 42P16 ID006);
+	  qw(57014 55P03 40P01 42501 25006 54001 25P01 25P02 3B001 34000 42P03 26000 42P11 55000 0A000 42704
+	  22023 22P05 25001 2D000 55006 57P01 42804 2BP01 42P07 42P16 ID006);
 	$statements{$1}++ while $log =~ /^(\w{5})\|\d+\|client backend\|session\|ERROR:/mg;
 	is(join(' ', grep { !$known{$_} } sort keys %statements), '', 'statements raise only documented errors');
 	my @violations = $log =~ /fuzz violation: (.*)/g;
-	is(scalar @violations, 0, 'every call behaves as documented') or diag join "\n", @violations[ 0 .. ($#violations < 20 ? $#violations : 20) ];
+	is(scalar @violations, 0, 'every call behaves as documented')
+	  or diag join "\n", @violations[ 0 .. ($#violations < 20 ? $#violations : 20) ];
 	my @internal = $log =~ /^(XX\d{3}\|.*\n(?:.*\n){0,3})/mg;
-	is(scalar(@internal), 0, 'no internal error') or diag join "\n", @internal[ 0 .. ($#internal < 5 ? $#internal : 5) ];
-	my @warnings = grep { !/already a transaction|no transaction in progress|only be used in transaction blocks|^idempotency key "|are not limited|SET LOCAL|permission denied to set|is not a PostgreSQL (?:server|backend) process|worker took too long|still waiting|^the records in table .* were not reached/ } $log =~ /WARNING:  (.*)/g;
+	is(scalar(@internal), 0, 'no internal error')
+	  or diag join "\n", @internal[ 0 .. ($#internal < 5 ? $#internal : 5) ];
+	my $of_statements = join '|', 'already a transaction', 'no transaction in progress',
+	  'only be used in transaction blocks', '^idempotency key "', 'are not limited', 'SET LOCAL',
+	  'permission denied to set', 'is not a PostgreSQL (?:server|backend) process', 'worker took too long',
+	  'still waiting', '^the records in table .* were not reached';
+	my @warnings = grep { !/$of_statements/ } $log =~ /WARNING:  (.*)/g;
 	is(join("\n", @warnings), '', 'the server logged only warnings of the statements themselves');
 	log_is_clean($node);
 	return;
@@ -704,11 +835,13 @@ for my $name (sort keys %outcomes)
 note 'errors of single statements: ', join ', ', map { "$_ $statements{$_}" } sort keys %statements;
 note 'growth of memory in the second half, in bytes: ', join ' ', sort { $a <=> $b } @growth;
 # A run that reaches nothing shows nothing. In a short one, some functions have few calls.
-my @succeed = qw(claim try_claim take revoke cancel erase complete fail release execute once once_each lookup honest view);
+my @succeed =
+	qw(claim try_claim take revoke cancel erase complete fail release execute once once_each lookup honest view);
 @succeed = ('honest', 'view', grep { $_ !~ $rare && !$trigger{$_} } keys %function) if $calls >= 200_000;
 cmp_ok($outcomes{$_}{'00000'} // 0, '>', 0, "$_ succeeded at times") for sort @succeed;
 my %raised = %statements;
 $raised{$_}++ for map { keys %$_ } values %outcomes;
-ok($raised{$_}, "$_ was among the errors") for qw(ID001 ID002 ID004 ID005 ID006 ID007 ID008 ID009 ID011 42501 22023 25006);
+ok($raised{$_}, "$_ was among the errors")
+  for qw(ID001 ID002 ID004 ID005 ID006 ID007 ID008 ID009 ID011 42501 22023 25006);
 $node->stop;
 done_testing();

@@ -59,7 +59,9 @@ sub follow_hint
 # To begin with ------------------------------------------------------------------------------------
 
 my @checks = qw(worker purge retention sizing leases attempts transactions);
-push @checks, 'weak keys', qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests lifetimes tenants), 'record tables', 'constant keys';
+push @checks, 'weak keys',
+	qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests
+	lifetimes tenants), 'record tables', 'constant keys';
 health_becomes('worker', 'warn', 'the launcher runs, but purging is off');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'one row per check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),
@@ -67,7 +69,8 @@ is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> '
 is( sql("SELECT count(*) FROM idem.health() WHERE (hint IS NULL) <> (status = 'ok') OR detail IS NULL"),
 	0, 'a hint where one is needed, a detail always');
 is(sql("CREATE ROLE stranger; SET ROLE stranger; SELECT string_agg(check_name, ',') FROM idem.health()"),
-	'retention,sizing,leases,attempts,weak keys,owners,limits,statistics,lifetimes,tenants,constant keys', 'another role sees the checks of scopes');
+	'retention,sizing,leases,attempts,weak keys,owners,limits,statistics,lifetimes,tenants,constant keys',
+	'another role sees the checks of scopes');
 
 # worker: see below for the launcher ---------------------------------------------------------------
 
@@ -81,7 +84,8 @@ sub insert_records
 	my ($scope, $n, $expires) = @_;
 	sql(<<"SQL");
 INSERT INTO idem.record (digest, created, expires, scope, attempt, state, redacted, tenant, key)
-SELECT gen_random_uuid(), now() - interval '3 days', $expires, (SELECT id FROM idem.scope WHERE name = '$scope'), 1, 'c',
+SELECT gen_random_uuid(), now() - interval '3 days', $expires, (SELECT id FROM idem.scope WHERE name = '$scope'), 1,
+'c',
        false, '', 'order-' || i FROM generate_series(1, $n) i
 SQL
 	return;
@@ -128,7 +132,8 @@ sub claim_each
 
 sub expire_all
 {
-	sql("UPDATE idem.record SET expires = now() - interval '1 second' WHERE scope = (SELECT id FROM idem.scope WHERE name = 'tardy')");
+	sql("UPDATE idem.record SET expires = now() - interval '1 second'
+		WHERE scope = (SELECT id FROM idem.scope WHERE name = 'tardy')");
 	return;
 }
 
@@ -138,7 +143,8 @@ expire_all();
 claim_each(9);
 is(health('retention'), 'ok', 'retention: few retries came too late');
 claim_each(10);
-like(health('retention', column => 'scope, status, detail'), qr/^tardy\|warn\|Since .* have come too late 10 times: 10 claims/,
+like(health('retention', column => 'scope, status, detail'),
+	qr/^tardy\|warn\|Since .* have come too late 10 times: 10 claims/,
 	'retention: ten');
 my @longer = hint('retention') =~ /: (SELECT idem\.alter_scope\(.*?\)); (SELECT idem\.stats_reset\(.*?\))/;
 sql($_) for @longer;
@@ -154,12 +160,15 @@ is(health('lifetimes'), 'ok', 'lifetimes: a few records with a short one');
 insert_records('tardy', 1, "now() + interval '3 hours'");
 is(health('lifetimes'), 'ok', 'lifetimes: a tenth of the TTL is not short');
 insert_records('tardy', 1, "now() + interval '1 hour'");
-like(health('lifetimes', column => 'scope, status, detail'), qr/^tardy\|warn\|.* has 10 records .* TTL of 31 days/, 'lifetimes: ten short ones');
-sql("UPDATE idem.record SET expires = now() + interval '30 days' WHERE scope = (SELECT id FROM idem.scope WHERE name = 'tardy')");
+like(health('lifetimes', column => 'scope, status, detail'), qr/^tardy\|warn\|.* has 10 records .* TTL of 31 days/,
+	'lifetimes: ten short ones');
+sql("UPDATE idem.record SET expires = now() + interval '30 days'
+	WHERE scope = (SELECT id FROM idem.scope WHERE name = 'tardy')");
 insert_records('tardy', 1, "now() + interval '725 days'");
 is(health('lifetimes'), 'ok', 'lifetimes: almost two years');
 insert_records('tardy', 1, "now() + interval '728 days'");
-like(health('lifetimes', column => 'detail'), qr/has 1 new record that will be kept for more than two years: callers/, 'lifetimes: more');
+like(health('lifetimes', column => 'detail'), qr/has 1 new record that will be kept for more than two years: callers/,
+	'lifetimes: more');
 sql("SELECT idem.alter_scope('tardy', ttl => '2 days')");
 is(health('lifetimes'), 'ok', 'lifetimes: a record of old is no news');
 sql("SELECT idem.alter_scope('tardy', ttl => '10 years')");
@@ -177,7 +186,8 @@ $node->poll_query_until('postgres',
 is(health('sizing'), 'ok', 'sizing: a few records more are no matter');
 insert_records('sized', 1, "now() + interval '1 year'");
 is(health('sizing', column => 'scope, status'), 'sized|warn', 'sizing: many that no claim accounts for');
-like(health('sizing', column => 'detail'), qr/10000 records, but its 0 claims within \S+ and its TTL of 00:00:01 account for only 0\./,
+like(health('sizing', column => 'detail'),
+	qr/10000 records, but its 0 claims within \S+ and its TTL of 00:00:01 account for only 0\./,
 	'with the figures');
 like(hint('sizing'), qr/longer than the scope's.*claims_per_minute/, 'sizing: the hint names the cause');
 sql("SELECT idem.alter_scope('sized', ttl => '1 year')");
@@ -251,15 +261,18 @@ for my $where ('SYSTEM', 'DATABASE postgres', 'ROLE stranger', 'ROLE stranger IN
 }
 sql('ALTER ROLE stranger SET idem_test.duplicate_rate = 0.0');
 is(health('tests'), 'ok', 'tests: none at the rate 0');
-sql('ALTER ROLE stranger RESET idem_test.duplicate_rate; CREATE DATABASE another; ALTER DATABASE another SET idem_test.duplicate_rate = 1');
+sql('ALTER ROLE stranger RESET idem_test.duplicate_rate; CREATE DATABASE another;
+	ALTER DATABASE another SET idem_test.duplicate_rate = 1');
 is(health('tests'), 'ok', 'tests: not in another database');
 
 # functions ----------------------------------------------------------------------------------------
 
 sql(<<'SQL');
 CREATE SCHEMA "my app";
-CREATE FUNCTION "my app".looks(key text) RETURNS text STABLE LANGUAGE sql AS $$ SELECT state FROM idem.lookup('payments', key) $$;
-CREATE FUNCTION "my app".pays(key text) RETURNS text VOLATILE LANGUAGE sql AS $$ SELECT token FROM idem.claim('payments', key) $$;
+CREATE FUNCTION "my app".looks(key text) RETURNS text STABLE LANGUAGE sql AS $$ SELECT state
+  FROM idem.lookup('payments', key) $$;
+CREATE FUNCTION "my app".pays(key text) RETURNS text VOLATILE LANGUAGE sql AS $$ SELECT token
+  FROM idem.claim('payments', key) $$;
 SQL
 is(health('functions'), 'ok', 'functions: one may look, and a VOLATILE one claim');
 sql('ALTER FUNCTION "my app".pays(text) STABLE');
@@ -270,15 +283,19 @@ is(health('functions'), 'ok', 'functions: cured');
 sql(<<'SQL');
 CREATE FUNCTION "my app".quoted(key text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS
   $$ BEGIN RETURN (SELECT token FROM "idem"."try_claim" ('payments', key)); END $$;
-CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BEGIN ATOMIC SELECT idem.once('payments', key); END;
+CREATE FUNCTION "my app".parsed(key text) RETURNS boolean STABLE LANGUAGE sql BEGIN ATOMIC
+  SELECT idem.once('payments', key); END;
 SQL
 is(health('functions', column => 'count(*)'), 2, 'functions: however it is written');
 my @writers = split /\n/, sql(q{SELECT DISTINCT proname FROM pg_proc JOIN pg_namespace n ON n.oid = pronamespace
-  WHERE nspname = 'idem' AND provolatile = 'v' AND proname !~ 'scope|secret|purge|free|stats|health|findings|report|survey|claims$|open|current_key|new_key|child_key|lookup|backoff|require_claim|announce|preloaded|identity|record_table|use_records'});
+  WHERE nspname = 'idem' AND provolatile = 'v'
+  AND proname !~ ('scope|secret|purge|free|stats|health|findings|report|survey|claims$|open|current_key|new_key|' ||
+    'child_key|lookup|backoff|require_claim|announce|preloaded|identity|record_table|use_records')});
 for my $writer (@writers)
 {
 	sql("CREATE FUNCTION writing() RETURNS void STABLE LANGUAGE plpgsql AS 'BEGIN PERFORM idem.$writer(); END'");
-	like(health('functions', column => q{string_agg(detail, ' ')}), qr/Function \S*writing\(\)/, "functions: one that calls idem.$writer()");
+	like(health('functions', column => q{string_agg(detail, ' ')}), qr/Function \S*writing\(\)/,
+		"functions: one that calls idem.$writer()");
 	sql('DROP FUNCTION writing');
 }
 is(scalar(@writers), 19, 'functions: each that writes');
@@ -312,7 +329,8 @@ sql($commit);
 is(health('transactions', held => '0'), 'ok', 'transactions: cured');
 is(effects($node, 'prepared'), 1, 'and the hint was to commit');
 sql("SELECT pg_advisory_lock(1, 2)");
-sql("BEGIN; SELECT pg_advisory_xact_lock(1); DO \$\$ BEGIN ASSERT (SELECT status = 'ok' FROM idem.health('0') WHERE check_name = 'transactions'); END \$\$");
+sql("BEGIN; SELECT pg_advisory_xact_lock(1);
+	DO \$\$ BEGIN ASSERT (SELECT status = 'ok' FROM idem.health('0') WHERE check_name = 'transactions'); END \$\$");
 pass('transactions: other advisory locks do not count');
 
 # weak keys ----------------------------------------------------------------------------------------
@@ -332,7 +350,8 @@ for my $setting ('autovacuum', 'track_counts')
 	follow_hint('autovacuum');
 	health_becomes('autovacuum', 'ok', 'autovacuum: cured');
 }
-for my $option ('record SET (autovacuum_enabled', 'record SET (toast.autovacuum_enabled', 'watermark SET (autovacuum_enabled')
+for my $option ('record SET (autovacuum_enabled', 'record SET (toast.autovacuum_enabled',
+	'watermark SET (autovacuum_enabled')
 {
 	sql("ALTER TABLE idem.$option = off)");
 	is(health('autovacuum'), 'fail', "autovacuum: $option = off)");
@@ -344,7 +363,8 @@ for my $option ('record SET (autovacuum_enabled', 'record SET (toast.autovacuum_
 sub age_record_table
 {
 	my ($age) = @_;
-	sql("UPDATE pg_class SET relfrozenxid = ((txid_current() + 4294967296 - $age) % 4294967296)::text::xid WHERE oid = 'idem.record'::regclass");
+	sql("UPDATE pg_class SET relfrozenxid = ((txid_current() + 4294967296 - $age) % 4294967296)::text::xid
+		WHERE oid = 'idem.record'::regclass");
 	return;
 }
 age_record_table(290_000_000);
@@ -419,7 +439,8 @@ is(health('owners'), 'ok', 'owners: cured');
 $session = $node->background_psql('postgres');
 $session->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
 sql("SELECT idem.create_scope('newer')");
-is($session->query_safe("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok' AND check_name <> 'worker'"), '',
+is($session->query_safe("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'
+	AND check_name <> 'worker'"), '',
 	'owners: a scope that is newer than the snapshot is well');
 $session->query_safe('COMMIT');
 $session->quit;
@@ -440,10 +461,12 @@ is(health('statistics'), 'ok', 'statistics: cured');
 
 # The other checks look at each record table and name it.
 sql("CREATE SCHEMA eu; SELECT idem.create_record_table('eu.records', 'region', 'text')");
-is(sql("SELECT count(*) FROM idem.health() WHERE status <> 'ok' AND check_name <> 'worker'"), 0, 'record tables: a new one is in order');
+is(sql("SELECT count(*) FROM idem.health() WHERE status <> 'ok' AND check_name <> 'worker'"), 0,
+	'record tables: a new one is in order');
 is(sql("SELECT count(*) FROM idem.health()"), scalar(@checks), 'record tables: one row per check');
 sql('ALTER TABLE eu.records SET (autovacuum_enabled = off)');
-like(health('autovacuum', column => 'status, detail'), qr/^fail\|.* for eu\.records\.$/, 'autovacuum: off for another record table');
+like(health('autovacuum', column => 'status, detail'), qr/^fail\|.* for eu\.records\.$/,
+	'autovacuum: off for another record table');
 follow_hint('autovacuum');
 is(health('autovacuum'), 'ok', 'autovacuum: cured');
 sql("INSERT INTO eu.records (region, digest, created, expires, scope, state, tenant, key)
@@ -462,27 +485,34 @@ for ([ 'ALTER TABLE eu.records OWNER TO stranger', qr/owned by role "stranger"/ 
 	[ 'GRANT TRUNCATE ON eu.records TO PUBLIC', qr/may be changed by PUBLIC/ ],
 	[ 'ALTER TABLE eu.records SET UNLOGGED', qr/temporary or unlogged/ ],
 	[ 'DROP INDEX eu.records_scope_idx', qr/no index of unfinished operations/ ],
-	[ 'ALTER TABLE eu.records ADD note text', qr/column "note" is not in idem\.record/, 'ALTER TABLE eu.records DROP note' ],
+	[ 'ALTER TABLE eu.records ADD note text', qr/column "note" is not in idem\.record/,
+		'ALTER TABLE eu.records DROP note' ],
 	[ 'ALTER TABLE eu.records ADD CHECK (region <> key)', qr/constraint "records_check"/ ],
-	[ 'CREATE TRIGGER t BEFORE INSERT ON eu.records FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()', qr/trigger "t"/ ],
-	[ 'ALTER TABLE eu.records ENABLE ROW LEVEL SECURITY', qr/row security/, 'ALTER TABLE eu.records DISABLE ROW LEVEL SECURITY' ],
+	[ 'CREATE TRIGGER t BEFORE INSERT ON eu.records FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()',
+		qr/trigger "t"/ ],
+	[ 'ALTER TABLE eu.records ENABLE ROW LEVEL SECURITY', qr/row security/,
+		'ALTER TABLE eu.records DISABLE ROW LEVEL SECURITY' ],
 	[ 'ALTER TABLE eu.records DROP CONSTRAINT records_pkey', qr/no primary key/ ],
 	[ 'ALTER TABLE eu.records DROP CONSTRAINT records_pkey, ADD PRIMARY KEY (digest, scope)', qr/no primary key/ ])
 {
 	my ($spoil, $detail, $cure) = @$_;
 	sql($spoil);
-	like(health('record tables', column => 'status, detail'), qr/^warn\|eu\.records has a column .* $detail/, "record tables: $spoil");
+	like(health('record tables', column => 'status, detail'), qr/^warn\|eu\.records has a column .* $detail/,
+		"record tables: $spoil");
 	is(sql("SELECT count(*) FROM idem.storage"), 1, 'record tables: and it is not used');
 	$cure ? sql($cure) : follow_hint('record tables');
 	is(health('record tables'), 'ok', 'record tables: cured');
 }
 sql('CREATE TABLE copied AS SELECT digest FROM eu.records');
-like(health('record tables', column => 'detail'), qr/^public\.copied has .* fewer columns/, 'record tables: a copy of a part');
+like(health('record tables', column => 'detail'), qr/^public\.copied has .* fewer columns/,
+	'record tables: a copy of a part');
 my ($unmark) = hint('record tables') =~ /: (ALTER TABLE .*)\.$/;
 sql($unmark);
 is(health('record tables'), 'ok', 'record tables: cured');
 sql('CREATE VIEW seen AS SELECT * FROM eu.records; CREATE TABLE months (LIKE eu.records) PARTITION BY LIST (region)');
-sql('BEGIN; CREATE TEMP TABLE mine AS SELECT * FROM eu.records; DO $$ BEGIN ASSERT (SELECT bool_and(status = \'ok\') FROM idem.health() WHERE check_name = \'record tables\'); END $$');
+sql('BEGIN; CREATE TEMP TABLE mine AS SELECT * FROM eu.records;
+	DO $$ BEGIN ASSERT (SELECT bool_and(status = \'ok\') FROM idem.health() WHERE check_name = \'record tables\');
+	END $$');
 is(health('record tables'), 'ok', 'record tables: views, partitioned and temporary tables do not count');
 sql('DROP TABLE months, copied; DROP SCHEMA eu CASCADE');
 
@@ -491,7 +521,8 @@ sql('DROP TABLE months, copied; DROP SCHEMA eu CASCADE');
 sql('CREATE ROLE "odd one"; CREATE ROLE boss SUPERUSER; GRANT CREATE ON SCHEMA idem TO "odd one", PUBLIC, boss');
 is(health('schema', column => 'status, detail'),
 	"warn|Every role can create functions in schema idem, which other roles may then call with their own privileges.\n"
-	  . 'warn|Role "odd one" can create functions in schema idem, which other roles may then call with their own privileges.',
+	  . 'warn|Role "odd one" can create functions in schema idem, which other roles may then call with their own '
+	  . 'privileges.',
 	'schema: roles can create functions in idem\'s schema; a superuser always can');
 sql($_) for split /\n/, hint('schema');
 is(health('schema'), 'ok', 'schema: cured');

@@ -556,7 +556,8 @@ sub worker_findings
 	follow('limits: no room',
 		check => 'limits',
 		first => with_conf('idem.limited_tenants = 64'),
-		provoke => "SELECT count(*) FROM generate_series(1, 30) i, idem.try_claim('crowded', 'k', tenant => 't' || i, lease => '1 us')",
+		provoke => "SELECT count(*) FROM generate_series(1, 30) i, idem.try_claim('crowded', 'k', tenant => 't' || i,
+			lease => '1 us')",
 		detail => qr/^Scope "crowded" counts the claims of 22 tenants for claims_per_minute, and has room for 0 more\./,
 		after => sub { $node->restart; });
 	follow('statistics',
@@ -653,7 +654,8 @@ CONF
 		before => sub {
 			end_snapshot();
 			my $xid = sql('SELECT txid_current() % 4294967296');
-			$node->poll_query_until('postgres', "SELECT age(xmin) <= age('$xid'::xid) FROM pg_replication_slots") or die;
+			$node->poll_query_until('postgres', "SELECT age(xmin) <= age('$xid'::xid) FROM pg_replication_slots")
+			  or die;
 		});
 	sql($old);
 	$node->wait_for_catchup($standby);

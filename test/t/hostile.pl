@@ -10,7 +10,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Traps;
 
-my $node = idem_node('hostile', bare => 1, conf => "shared_preload_libraries = 'idem'\nfsync = off\nlog_statement = none");
+my $node = idem_node('hostile', bare => 1, conf => "shared_preload_libraries = 'idem'\nfsync = off\n"
+	. "log_statement = none");
 
 # A value, or the SQLSTATE of the first error.
 sub run_sql
@@ -46,7 +47,8 @@ for my $what (sort keys %planted)
 {
 	my $database = fresh_database('planted' . ++$n);
 	$node->safe_psql($database, $planted{$what});
-	my $objects = q{SELECT (SELECT count(*) FROM pg_class) + (SELECT count(*) FROM pg_proc) + (SELECT count(*) FROM pg_type)};
+	my $objects = q{SELECT (SELECT count(*) FROM pg_class) + (SELECT count(*) FROM pg_proc) + (SELECT count(*)
+		FROM pg_type)};
 	my $before = $node->safe_psql($database, $objects);
 	is(run_sql('CREATE EXTENSION idem', $database), '42P06', "planted before: $what");
 	is($node->safe_psql($database, $objects), $before, 'CREATE EXTENSION left nothing behind');
@@ -55,19 +57,23 @@ my $elsewhere = fresh_database('elsewhere');
 is(run_sql('CREATE EXTENSION idem SCHEMA public', $elsewhere), '0A000', 'CREATE EXTENSION refuses another schema');
 
 # Event triggers see DDL and may refuse it; then nothing is left. Calls of idem are not DDL.
-my $refuse = q{CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no %', tg_event; END $$};
+my $refuse = q{CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no %', tg_event;
+	END $$};
 for my $event ('ddl_command_start', 'ddl_command_end')
 {
 	my $database = fresh_database($event);
 	$node->safe_psql($database, "$refuse; CREATE EVENT TRIGGER refuse ON $event EXECUTE FUNCTION refuse()");
 	is(run_sql('CREATE EXTENSION idem', $database), 'P0001', "an event trigger on $event refuses CREATE EXTENSION");
-	is($node->safe_psql($database, q{SELECT count(*) FROM pg_namespace WHERE nspname ~ '^idem'}), 0, 'a refused CREATE EXTENSION leaves no schema');
+	is($node->safe_psql($database, q{SELECT count(*) FROM pg_namespace WHERE nspname ~ '^idem'}), 0,
+		'a refused CREATE EXTENSION leaves no schema');
 }
 
 my $evil = fresh_database('evil');
 $node->safe_psql($evil, $Traps::traps);
-for my $spring (q{SELECT 'a'::text}, 'SELECT 1 OPERATOR(evil.=) 1', 'SELECT now()', 'SELECT 1 = 1', q{SELECT 'a'::pg_catalog.text || 'b'::pg_catalog.text},
-	q{SELECT pg_has_role(10::pg_catalog.oid, 'USAGE'::pg_catalog.text)}, q{SELECT '{}'::pg_catalog.jsonb = '{}'::pg_catalog.jsonb})
+for my $spring (q{SELECT 'a'::text}, 'SELECT 1 OPERATOR(evil.=) 1', 'SELECT now()', 'SELECT 1 = 1',
+	q{SELECT 'a'::pg_catalog.text || 'b'::pg_catalog.text},
+	q{SELECT pg_has_role(10::pg_catalog.oid, 'USAGE'::pg_catalog.text)},
+	q{SELECT '{}'::pg_catalog.jsonb = '{}'::pg_catalog.jsonb})
 {
 	is(run_sql("$Traps::path $spring", $evil), 'TRAPS', "the traps are set: $spring");
 }
@@ -75,10 +81,12 @@ is(run_sql("$Traps::path CREATE EXTENSION idem", $evil), '', 'CREATE EXTENSION u
 is( $node->safe_psql($evil, <<'SQL'), '', 'nothing in the extension depends on planted objects');
 WITH RECURSIVE owned AS (
   SELECT classid, objid FROM pg_depend
-   WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e' AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')),
+   WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e' AND refobjid = (SELECT oid FROM pg_extension
+   WHERE extname = 'idem')),
 inner_parts AS (
   SELECT classid, objid FROM owned
-  UNION SELECT d.classid, d.objid FROM pg_depend d JOIN inner_parts i ON d.refclassid = i.classid AND d.refobjid = i.objid AND d.deptype IN ('i', 'a')),
+  UNION SELECT d.classid, d.objid FROM pg_depend d JOIN inner_parts i ON d.refclassid = i.classid
+  AND d.refobjid = i.objid AND d.deptype IN ('i', 'a')),
 planted AS (
   SELECT 'pg_proc'::regclass AS classid, oid AS objid FROM pg_proc WHERE pronamespace = 'evil'::regnamespace
   UNION ALL SELECT 'pg_operator'::regclass, oid FROM pg_operator WHERE oprnamespace = 'evil'::regnamespace
@@ -97,11 +105,14 @@ my $expected = run_sql($Traps::tour, do
 	$node->safe_psql($plain, "CREATE EXTENSION idem; $Traps::objects");
 	$plain;
 });
-like($expected, qr/"answer": 42.*\n.*conflict\|\{amount,to\}\ncompleted\n.*completed\nfailed\n.*\n0\Z/s, 'the tour makes every call');
+like($expected, qr/"answer": 42.*\n.*conflict\|\{amount,to\}\ncompleted\n.*completed\nfailed\n.*\n0\Z/s,
+	'the tour makes every call');
 my $callable = $node->safe_psql($evil, <<'SQL');
-SELECT string_agg(DISTINCT pronamespace::regnamespace || '.' || proname || '(', ' ') FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype <> 'trigger'::regtype
+SELECT string_agg(DISTINCT pronamespace::regnamespace || '.' || proname || '(', ' ') FROM pg_proc
+  WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype <> 'trigger'::regtype
 SQL
-my $views = $node->safe_psql($evil, q{SELECT string_agg('idem.' || relname, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
+my $views = $node->safe_psql($evil, q{SELECT string_agg('idem.' || relname, ' ') FROM pg_class
+	WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'});
 ok(index($Traps::tour, $_) >= 0, "the tour visits $_") for split ' ', "$callable $views";
 is(run_sql($Traps::path . $Traps::tour, $evil), $expected, 'the tour has the same results among the traps');
 is($node->safe_psql($evil, 'SELECT count(*) FROM evil.record'), 0, "nothing was written to planted tables");
@@ -110,7 +121,8 @@ is($node->safe_psql($evil, 'SELECT count(*) FROM evil.record'), 0, "nothing was 
 $node->safe_psql($evil, 'CREATE ROLE stranger; DROP TABLE evil.scope, evil.record; DROP VIEW evil.scopes');
 for my $view (split ' ', $views)
 {
-	unlike(run_sql("$Traps::path SET ROLE stranger; SELECT * FROM $view", $evil), qr/TRAPS/, "no trap is sprung when a stranger reads $view");
+	unlike(run_sql("$Traps::path SET ROLE stranger; SELECT * FROM $view", $evil), qr/TRAPS/,
+		"no trap is sprung when a stranger reads $view");
 }
 
 # Row security on idem's own tables: idem writes and reads them without the executor, so that it does
@@ -130,7 +142,8 @@ END $$;
 SQL
 for my $row_security ('on', 'off')
 {
-	is( run_sql(<<"SQL", $evil), qq({"answer": 1}\nelsewhere\nshop\n{"answer": 1}\n4711), "row security, row_security = $row_security");
+	my $answer = '{"answer": 1}';
+	is( run_sql(<<"SQL", $evil), "$answer\nelsewhere\nshop\n$answer\n4711", "row_security = $row_security");
 SET row_security = $row_security;
 SET ROLE clerk;
 SELECT idem.complete(token, '{"answer": 1}') FROM idem.claim('shop', 'secured $row_security');
@@ -141,19 +154,23 @@ SQL
 }
 for my $table ('record', 'scope', 'secret')
 {
-	$node->safe_psql($evil, "CREATE TRIGGER refuse BEFORE INSERT OR UPDATE OR DELETE ON idem.$table FOR EACH ROW EXECUTE FUNCTION public.refuse(); ALTER TABLE idem.$table ENABLE ALWAYS TRIGGER refuse");
+	$node->safe_psql($evil, "CREATE TRIGGER refuse BEFORE INSERT OR UPDATE OR DELETE ON idem.$table FOR EACH ROW
+		EXECUTE FUNCTION public.refuse(); ALTER TABLE idem.$table ENABLE ALWAYS TRIGGER refuse");
 }
 is(run_sql($_, $evil), '55000', "a BEFORE trigger is refused: $_")
   for "SELECT idem.once('shop', 'triggers')", q{SELECT idem.create_scope('triggers')}, 'SELECT idem.rotate_secret()';
-is(run_sql(q{SELECT response FROM idem.claim('shop', 'secured on')}, $evil), '{"answer": 1}', 'what is only read goes on');
+is(run_sql(q{SELECT response FROM idem.claim('shop', 'secured on')}, $evil), '{"answer": 1}',
+	'what is only read goes on');
 $node->safe_psql($evil, "DROP TRIGGER refuse ON idem.$_") for 'record', 'scope', 'secret';
 $node->safe_psql($evil, <<'SQL');
 CREATE FUNCTION public.no_ddl() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no ddl'; END $$;
 CREATE EVENT TRIGGER at_start ON ddl_command_start EXECUTE FUNCTION public.no_ddl();
 SQL
-is( run_sql(q{SELECT idem.create_scope('after the event'); SELECT idem.once('after the event', 'k'); SELECT idem.drop_scope('after the event')}, $evil),
+is( run_sql(q{SELECT idem.create_scope('after the event'); SELECT idem.once('after the event', 'k');
+	SELECT idem.drop_scope('after the event')}, $evil),
 	"\nt\n", 'event triggers do not fire for idem');
-is(run_sql(q{SELECT idem.create_record_table('refused')}, $evil), 'P0001', 'but for the statements that make a record table');
+is(run_sql(q{SELECT idem.create_record_table('refused')}, $evil), 'P0001',
+	'but for the statements that make a record table');
 is(run_sql('DROP EXTENSION idem', $evil), 'P0001', 'event triggers fire for DDL');
 $node->safe_psql($evil, 'DROP EVENT TRIGGER at_start');
 
@@ -161,9 +178,11 @@ $node->safe_psql($evil, 'DROP EVENT TRIGGER at_start');
 is( $node->safe_psql($evil, <<'SQL'), '', 'no function takes or returns what SQL cannot make');
 SELECT oid::regprocedure FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
    AND NOT EXISTS (SELECT FROM pg_type WHERE pg_proc.oid IN (typinput, typoutput))
-   AND ('internal'::regtype = ANY (proargtypes::oid[]) OR 'cstring'::regtype = ANY (proargtypes::oid[]) OR prorettype IN ('internal'::regtype, 'cstring'::regtype))
+   AND ('internal'::regtype = ANY (proargtypes::oid[]) OR 'cstring'::regtype = ANY (proargtypes::oid[])
+   OR prorettype IN ('internal'::regtype, 'cstring'::regtype))
 SQL
-is(run_sql(q{SET ROLE clerk; CREATE FUNCTION pg_temp.claim(internal) RETURNS internal AS '$libdir/idem', 'idem_claim' LANGUAGE C}, $evil),
+is(run_sql(q{SET ROLE clerk; CREATE FUNCTION pg_temp.claim(internal) RETURNS internal AS '$libdir/idem', 'idem_claim'
+	LANGUAGE C}, $evil),
 	'42501', 'only a superuser can give the C symbols another signature');
 
 # Temporary schemas and operations that misbehave --------------------------------------------------
@@ -173,7 +192,9 @@ install_payments($node, $db);
 $node->safe_psql($db, <<'SQL');
 CREATE EXTENSION amcheck;
 CREATE ROLE worker;
-SELECT idem.create_scope('work', owner => 'worker', wait => '0', max_answer_size => 67108864, final_sqlstates => '{P0001}', response_exclude => '{a.a.a.a, items.token}', request_exclude => '{a.a.a.a, items.seen_at}');
+SELECT idem.create_scope('work', owner => 'worker', wait => '0', max_answer_size => 67108864,
+  final_sqlstates => '{P0001}', response_exclude => '{a.a.a.a, items.token}',
+  request_exclude => '{a.a.a.a, items.seen_at}');
 SELECT idem.create_scope('plain', owner => 'worker', wait => '0', max_answer_size => 67108864);
 CREATE TABLE effect (key text);
 GRANT ALL ON effect TO PUBLIC;
@@ -181,16 +202,19 @@ SQL
 my %operation = (
 	'drops itself' => [ 'completed', q{BEGIN EXECUTE 'DROP FUNCTION pg_temp.operation'; RETURN '1'; END} ],
 	'claims its own key' => [ 'ID001', q{BEGIN PERFORM idem.claim('work', 'op'); RETURN '1'; END} ],
-	'claims others and completes them' => [ 'completed', q{BEGIN PERFORM idem.complete((idem.claim('work', 'op ' || i)).token) FROM generate_series(1, 50) i; RETURN '1'; END} ],
+	'claims others and completes them' => [ 'completed', q{BEGIN PERFORM
+		idem.complete((idem.claim('work', 'op ' || i)).token) FROM generate_series(1, 50) i; RETURN '1'; END} ],
 	'leaves a claim open' => [ 'ID006', q{BEGIN PERFORM idem.claim('work', 'op open'); RETURN '1'; END} ],
 	'changes the role' => [ 'completed', q{BEGIN SET LOCAL ROLE worker; RETURN '1'; END} ],
 	'commits' => [ '2D000', q{BEGIN COMMIT; RETURN '1'; END} ],
-	'calls itself until the stack is full' => [ '54001', q{BEGIN RETURN (idem.execute('work', 'op' || (request->>'n'), 'pg_temp.operation(jsonb)', jsonb_build_object('n', (request->>'n')::int + 1))).response; END} ],
+	'calls itself until the stack is full' => [ '54001', q{BEGIN RETURN (idem.execute('work', 'op' || (request->>'n'),
+		'pg_temp.operation(jsonb)', jsonb_build_object('n', (request->>'n')::int + 1))).response; END} ],
 	'fails with a megabyte' => [ 'failed', q{BEGIN RAISE '%', repeat('x', 1000000); END} ],
 	'fails with more than is allowed' => [ '54000', q{BEGIN RAISE '%', repeat('x', 65 * 1024 * 1024); END} ],
 	'says that it is in our class' => [ 'ID001', q{BEGIN RAISE EXCEPTION USING ERRCODE = 'ID001'; END} ],
 	'drops its scope' => [ '55000', q{BEGIN PERFORM idem.drop_scope('plain'); RETURN '1'; END}, 'plain' ],
-	'changes its scope' => [ '55000', q{BEGIN PERFORM idem.alter_scope('plain', store_response => false, owner => current_user::regrole); RETURN '1'; END}, 'plain' ],
+	'changes its scope' => [ '55000', q{BEGIN PERFORM idem.alter_scope('plain', store_response => false,
+		owner => current_user::regrole); RETURN '1'; END}, 'plain' ],
 	'drops the extension' => [ '55000', q{BEGIN EXECUTE 'DROP EXTENSION idem CASCADE'; RETURN '1'; END} ],
 	'returns nothing' => [ 'completed', q{BEGIN RETURN NULL; END} ],);
 for my $what (sort keys %operation)
@@ -208,7 +232,9 @@ SELECT idem.forget('$scope', 'op') FROM idem.scopes WHERE name = '$scope';
 COMMIT;
 SQL
 	is(locks($node), 0, 'an operation that misbehaves leaves no lock');
-	$node->safe_psql($db, q{DELETE FROM idem.record; SELECT idem.create_scope('plain', owner => 'worker', wait => '0', max_answer_size => 67108864) WHERE NOT EXISTS (SELECT FROM idem.scope WHERE name = 'plain')});
+	$node->safe_psql($db, q{DELETE FROM idem.record;
+		SELECT idem.create_scope('plain', owner => 'worker', wait => '0', max_answer_size => 67108864)
+		WHERE NOT EXISTS (SELECT FROM idem.scope WHERE name = 'plain')});
 }
 
 # Requests and responses ---------------------------------------------------------------------------
@@ -237,7 +263,8 @@ SQL
 		}
 	}
 }
-is(run_sql(q{SELECT idem.complete(token, r) = r FROM (SELECT (repeat('[', 1000) || repeat(']', 1000))::jsonb AS r) r, idem.claim('plain', 'deep', r)}, $db),
+is(run_sql(q{SELECT idem.complete(token, r) = r FROM (SELECT (repeat('[', 1000) || repeat(']', 1000))::jsonb AS r) r,
+	idem.claim('plain', 'deep', r)}, $db),
 	't', 'a thousand levels are accepted');
 
 for my $case ([ plain => 1_000_000 ], [ work => 100_000 ])
@@ -245,7 +272,8 @@ for my $case ([ plain => 1_000_000 ], [ work => 100_000 ])
 	my ($scope, $members) = @$case;
 	for my $json ("(SELECT jsonb_agg(i) FROM generate_series(1, $members) i)",
 		"(SELECT jsonb_object_agg('member ' || i, i) FROM generate_series(1, $members) i)",
-		"(SELECT jsonb_build_object('items', jsonb_agg(jsonb_build_object('token', 1, 'seen_at', i, 'n', 2))) FROM generate_series(1, $members / 5) i)")
+		"(SELECT jsonb_build_object('items', jsonb_agg(jsonb_build_object('token', 1, 'seen_at', i, 'n', 2)))
+			FROM generate_series(1, $members / 5) i)")
 	{
 		is( run_sql(<<"SQL", $db), "t\nt\nconflict\nt", "scope $scope: " . substr($json, 8, 40));
 CREATE TEMP TABLE big AS SELECT $json AS j;
@@ -281,18 +309,21 @@ my %keys = (
 for my $what (sort keys %keys)
 {
 	my ($key, $outcome) = @{ $keys{$what} };
-	is(run_sql("SELECT (idem.try_claim('plain', key)).outcome, idem.release(token) FROM (SELECT $key AS key) k, LATERAL idem.try_claim('plain', key || '')", $db) =~ /^(\w+)/ ? $1 : '',
+	is(run_sql("SELECT (idem.try_claim('plain', key)).outcome, idem.release(token) FROM (SELECT $key AS key) k,
+		LATERAL idem.try_claim('plain', key || '')", $db) =~ /^(\w+)/ ? $1 : '',
 		$outcome eq 'claimed' ? 'in_progress' : $outcome, "a key of $what");
 	next if $outcome ne 'claimed';
 	is( run_sql(<<"SQL", $db), "t\nt\nt", 'the key comes back unchanged, as key and as tenant');
 BEGIN;
-SELECT idem.complete(token, to_jsonb(key)) = to_jsonb(key) FROM (SELECT $key AS key) k, idem.claim('plain', key, tenant => key);
+SELECT idem.complete(token, to_jsonb(key)) = to_jsonb(key) FROM (SELECT $key AS key) k,
+  idem.claim('plain', key, tenant => key);
 COMMIT;
 SELECT response = to_jsonb(key) FROM (SELECT $key AS key) k, idem.claim('plain', key, tenant => key);
 SELECT count(*) = 1 FROM idem.record WHERE coalesce(key, key_uuid::text) = $key AND tenant = $key;
 SQL
 }
-is($node->safe_psql($db, q{SELECT count(*), count(DISTINCT digest), count(DISTINCT tenant) FROM idem.record WHERE tenant = coalesce(key, key_uuid::text)}) =~ /^(\d+)\|\1\|\1$/ ? 1 : 0,
+is($node->safe_psql($db, q{SELECT count(*), count(DISTINCT digest), count(DISTINCT tenant) FROM idem.record
+	WHERE tenant = coalesce(key, key_uuid::text)}) =~ /^(\d+)\|\1\|\1$/ ? 1 : 0,
 	1, 'each of them is a different key');
 
 # Answers ------------------------------------------------------------------------------------------
@@ -300,13 +331,16 @@ is($node->safe_psql($db, q{SELECT count(*), count(DISTINCT digest), count(DISTIN
 # The default limit, to the byte, in each way in which a statement can fail without its transaction.
 my $body = sub { my ($bytes) = @_; "convert_to(repeat('x', $bytes), 'UTF8')" };
 my $limit = 64 * 1024 * 1024;
-is( run_sql("SELECT idem.complete(token, body => @{[ $body->($limit) ]}) IS NULL FROM idem.claim('plain', 'largest')", $db),
+is( run_sql("SELECT idem.complete(token, body => @{[ $body->($limit) ]}) IS NULL FROM idem.claim('plain', 'largest')",
+		$db),
 	't', 'an answer of 64 MB is stored');
 is(run_sql("SELECT length(body) FROM idem.claim('plain', 'largest')", $db), $limit, 'an answer of 64 MB is replayed');
-is( run_sql("SELECT idem.complete(token, body => @{[ $body->($limit + 1) ]}) FROM idem.claim('plain', 'too large')", $db),
+is( run_sql("SELECT idem.complete(token, body => @{[ $body->($limit + 1) ]}) FROM idem.claim('plain', 'too large')",
+		$db),
 	'54000', 'an answer of 64 MB and one byte is refused');
 is( run_sql(<<"SQL", $db), '54000', 'the limit applies to the sum of the parts');
-SELECT idem.complete(token, to_jsonb(repeat('x', 30000000)), headers => jsonb_build_object('x', repeat('x', 30000000)), body => @{[ $body->(30000000) ]})
+SELECT idem.complete(token, to_jsonb(repeat('x', 30000000)), headers => jsonb_build_object('x', repeat('x', 30000000)),
+  body => @{[ $body->(30000000) ]})
   FROM idem.claim('plain', 'too large')
 SQL
 is( run_sql(<<"SQL", $db), '54000', 'the refusal fails the transaction with its effect');
@@ -333,8 +367,12 @@ COMMIT;
 SELECT string_agg(key, ',') FROM effect;
 SELECT response FROM idem.claim('plain', 'too large');
 SQL
-is($stdout, qq(in_progress\n"small"\nsmall enough\n"small"), 'within a savepoint: the claim is still open and completes with a smaller answer');
-like($stderr, qr/answer is too large\n.*DETAIL:  The key's record would hold 1000000\d\d bytes; "max_answer_size" of scope "plain" allows 67108864 bytes/, 'the error names the limit');
+is($stdout, qq(in_progress\n"small"\nsmall enough\n"small"),
+	'within a savepoint: the claim is still open and completes with a smaller answer');
+like($stderr,
+	qr/answer is too large\n.*DETAIL:  The key's record would hold 1000000\d\d bytes; "max_answer_size" of scope/,
+	'the error names the limit');
+like($stderr, qr/ of scope "plain" allows 67108864 bytes/, 'and says what it allows');
 is( run_sql(<<"SQL", $db), qq(64\n"54000"), 'within an EXCEPTION block: the failure is stored, the effect is not');
 TRUNCATE effect;
 DO \$\$
@@ -360,43 +398,67 @@ sub run_as_worker
 	my (undef, $out, $err) = $node->psql($db, "\\set VERBOSITY sqlstate\n$sql", extra_params => [ '-U', 'worker' ]);
 	return $err =~ /(?:ERROR|FATAL):\s+(\w{5})/ ? $1 : $out;
 }
-is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(300 * 1024 * 1024) ]}) IS NULL FROM idem.claim('plain', 'huge')"), 't', 'an answer of 300 MB is stored if the scope allows it');
-is(run_as_worker("SELECT length(body) FROM idem.claim('plain', 'huge')"), 300 * 1024 * 1024, 'an answer of 300 MB is replayed');
-is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(512 * 1024 * 1024 + 1) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'an answer of more than 512 MB is refused');
-is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(1024 * 1024 * 1024) ]}) FROM idem.claim('plain', 'huger')"), '54000', 'a value of a gigabyte is refused');
-is(run_as_worker("SELECT idem.alter_scope('plain', max_answer_size => 1024)"), '42501', 'a role that uses a scope cannot change its limit');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(300 * 1024 * 1024) ]}) IS NULL
+	FROM idem.claim('plain', 'huge')"), 't', 'an answer of 300 MB is stored if the scope allows it');
+is(run_as_worker("SELECT length(body) FROM idem.claim('plain', 'huge')"), 300 * 1024 * 1024,
+	'an answer of 300 MB is replayed');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(512 * 1024 * 1024 + 1) ]})
+	FROM idem.claim('plain', 'huger')"), '54000', 'an answer of more than 512 MB is refused');
+is(run_as_worker("SELECT idem.complete(token, body => @{[ $body->(1024 * 1024 * 1024) ]})
+	FROM idem.claim('plain', 'huger')"), '54000', 'a value of a gigabyte is refused');
+is(run_as_worker("SELECT idem.alter_scope('plain', max_answer_size => 1024)"), '42501',
+	'a role that uses a scope cannot change its limit');
 
 # Headers ------------------------------------------------------------------------------------------
 
 # No form of headers gets past header_exclude, and none that could end a header and begin another is
 # stored. The same holds for a record that a superuser or a subscription has written.
 my %form = (
-	'a string' => '"Set-Cookie: sid=evil"', 'a number' => '1', 'null' => 'null', 'an array' => '[]', 'an array of names' => '["Set-Cookie"]',
-	'pairs' => '[["Set-Cookie", "sid=evil"], ["X-A", "1"]]', 'objects with name and value' => '[{"name": "Set-Cookie", "value": "sid=evil"}]',
-	'objects as PostgREST takes them' => '[{"Set-Cookie": "sid=evil"}]', 'an object in an object' => '{"X-A": {"Set-Cookie": "sid=evil"}}',
-	'pairs in an object' => '{"headers": [["Set-Cookie", "sid=evil"]]}', 'objects in an array' => '{"X-A": [{"Set-Cookie": "sid=evil"}]}', 'an array in an array' => '{"X-A": [["1"]]}',
-	'a value that is a number' => '{"X-A": 1}', 'a value that is null' => '{"X-A": null}', 'a value that is true' => '{"X-A": [true]}',
-	'no name' => '{"": "1"}', 'a blank after a name' => '{"Set-Cookie ": "sid=evil"}', 'a blank before a name' => '{" Set-Cookie": "sid=evil"}', 'a tab in a name' => '{"Set-Cookie\t": "sid=evil"}',
-	'a colon in a name' => '{"Set-Cookie:": "sid=evil"}', 'a pair in a name' => '{"X-A: 1\r\nSet-Cookie": "sid=evil"}', 'a line break in a name' => '{"X-A\nSet-Cookie": "1"}',
-	'a name with a comma' => '{"X-A,Set-Cookie": "1"}', 'a quoted name' => '{"\"X-A\"": "1"}', 'a name that is not ASCII' => '{"Sët-Cookie": "1"}', 'a name in full width' => '{"Ｓet-Cookie": "1"}',
-	'a name with a zero-width space' => '{"Set-Cookie\u200b": "1"}', 'a name with DEL' => '{"Set-Cookie\u007f": "1"}', 'a name with a soft hyphen' => '{"Set\u00adCookie": "1"}',
-	'CR and LF in a value' => '{"X-A": "1\r\nSet-Cookie: sid=evil"}', 'LF in a value' => '{"X-A": "1\nSet-Cookie: sid=evil"}', 'CR in a value' => '{"X-A": "1\rSet-Cookie: sid=evil"}',
-	'a folded value' => '{"X-A": "1\r\n 2"}', 'a value that is folded with a tab' => '{"X-A": "1\n\t2"}', 'CR at the end' => '{"X-A": "1\r"}', 'a line break in the second value' => '{"X-A": ["1", "2\r\nSet-Cookie: sid=evil"]}',
-	'a bell in a value' => '{"X-A": "\u0007"}', 'DEL in a value' => '{"X-A": "\u007f"}', 'a vertical tab in a value' => '{"X-A": "\u000b"}',);
+	'a string' => '"Set-Cookie: sid=evil"', 'a number' => '1', 'null' => 'null', 'an array' => '[]',
+	'an array of names' => '["Set-Cookie"]',
+	'pairs' => '[["Set-Cookie", "sid=evil"], ["X-A", "1"]]',
+	'objects with name and value' => '[{"name": "Set-Cookie", "value": "sid=evil"}]',
+	'objects as PostgREST takes them' => '[{"Set-Cookie": "sid=evil"}]',
+	'an object in an object' => '{"X-A": {"Set-Cookie": "sid=evil"}}',
+	'pairs in an object' => '{"headers": [["Set-Cookie", "sid=evil"]]}',
+	'objects in an array' => '{"X-A": [{"Set-Cookie": "sid=evil"}]}', 'an array in an array' => '{"X-A": [["1"]]}',
+	'a value that is a number' => '{"X-A": 1}', 'a value that is null' => '{"X-A": null}',
+	'a value that is true' => '{"X-A": [true]}',
+	'no name' => '{"": "1"}', 'a blank after a name' => '{"Set-Cookie ": "sid=evil"}',
+	'a blank before a name' => '{" Set-Cookie": "sid=evil"}', 'a tab in a name' => '{"Set-Cookie\t": "sid=evil"}',
+	'a colon in a name' => '{"Set-Cookie:": "sid=evil"}', 'a pair in a name' => '{"X-A: 1\r\nSet-Cookie": "sid=evil"}',
+	'a line break in a name' => '{"X-A\nSet-Cookie": "1"}',
+	'a name with a comma' => '{"X-A,Set-Cookie": "1"}', 'a quoted name' => '{"\"X-A\"": "1"}',
+	'a name that is not ASCII' => '{"Sët-Cookie": "1"}', 'a name in full width' => '{"Ｓet-Cookie": "1"}',
+	'a name with a zero-width space' => '{"Set-Cookie\u200b": "1"}', 'a name with DEL' => '{"Set-Cookie\u007f": "1"}',
+	'a name with a soft hyphen' => '{"Set\u00adCookie": "1"}',
+	'CR and LF in a value' => '{"X-A": "1\r\nSet-Cookie: sid=evil"}',
+	'LF in a value' => '{"X-A": "1\nSet-Cookie: sid=evil"}', 'CR in a value' => '{"X-A": "1\rSet-Cookie: sid=evil"}',
+	'a folded value' => '{"X-A": "1\r\n 2"}', 'a value that is folded with a tab' => '{"X-A": "1\n\t2"}',
+	'CR at the end' => '{"X-A": "1\r"}',
+	'a line break in the second value' => '{"X-A": ["1", "2\r\nSet-Cookie: sid=evil"]}',
+	'a bell in a value' => '{"X-A": "\u0007"}', 'DEL in a value' => '{"X-A": "\u007f"}',
+	'a vertical tab in a value' => '{"X-A": "\u000b"}',);
 run_sql(q{SELECT idem.complete(token, '1', 200, '{"X-A": "1"}') FROM idem.claim('plain', 'written by others')}, $db);
 for my $what (sort keys %form)
 {
 	for my $call (q{complete(:'token', '1', 200, }, q{fail(:'token', '{"message": "no"}', 400, })
 	{
-		is(run_sql("BEGIN; SELECT token FROM idem.claim('plain', 'headers') \\gset\nSELECT idem.$call'$form{$what}')", $db), '22023', "headers with $what are refused: " . $call =~ s/\(.*//r);
+		is(run_sql("BEGIN; SELECT token FROM idem.claim('plain', 'headers') \\gset\nSELECT idem.$call'$form{$what}')",
+				$db), '22023', "headers with $what are refused: " . $call =~ s/\(.*//r);
 	}
-	is(run_sql(qq(UPDATE idem.record SET headers = '$form{$what}' WHERE key = 'written by others';\nSELECT idem.http_headers(c) FROM idem.claim('plain', 'written by others') c), $db), '22023',
+	is(run_sql(qq(UPDATE idem.record SET headers = '$form{$what}'
+		WHERE key = 'written by others';\nSELECT idem.http_headers(c) FROM idem.claim('plain', 'written by others') c),
+		$db), '22023',
 		"stored headers with $what are not sent");
 }
-is( run_sql(<<'SQL', $db), qq({"X-A": "1", "Vary": ["Accept", "Origin"], "Empty": []}\nt\n{"X-A": "1", "Vary": ["Accept", "Origin"], "Empty": []}), 'of the documented form, only those that the scope excludes are left out');
+my $kept = '{"X-A": "1", "Vary": ["Accept", "Origin"], "Empty": []}';
+is( run_sql(<<'SQL', $db), "$kept\nt\n$kept", 'of the documented form, only those that the scope excludes go');
 BEGIN;
 SELECT token FROM idem.claim('plain', 'documented headers') \gset
-SELECT idem.complete(:'token', '1', 200, '{"X-A": "1", "SET-Cookie": "sid=evil", "set-cookie": ["a", "b"], "Vary": ["Accept", "Origin"], "Authorization": "x", "Empty": []}') \gset
+SELECT idem.complete(:'token', '1', 200,
+  '{"X-A": "1", "SET-Cookie": "sid=evil", "set-cookie": ["a", "b"], "Vary": ["Accept", "Origin"],
+    "Authorization": "x", "Empty": []}') \gset
 COMMIT;
 SELECT headers FROM idem.lookup('plain', 'documented headers');
 SELECT redacted FROM idem.lookup('plain', 'documented headers');
@@ -417,8 +479,10 @@ SELECT string_agg((idem.try_claim('plain', 'more ' || i)).outcome, ',') FROM gen
 SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
 ROLLBACK;
 SQL
-is(run_sql(q{SET idem.max_open_claims = 3; SELECT count(idem.try_claim('plain', 'many ' || i)) FROM generate_series(1, 4) i}, $db), '54000', 'and refuses one more');
-is(run_sql(q{SELECT count(idem.release((idem.claim('plain', 'batch ' || i)).token)) FROM generate_series(1, 2001) i}, $db), '54000', 'the default is 2,000');
+is(run_sql(q{SET idem.max_open_claims = 3; SELECT count(idem.try_claim('plain', 'many ' || i))
+	FROM generate_series(1, 4) i}, $db), '54000', 'and refuses one more');
+is(run_sql(q{SELECT count(idem.release((idem.claim('plain', 'batch ' || i)).token)) FROM generate_series(1, 2001) i},
+		$db), '54000', 'the default is 2,000');
 
 # Cancelled calls ---------------------------------------------------------------------------------
 
@@ -446,7 +510,8 @@ for my $round (1 .. 3)
 \\echo begun
 DO \$\$ BEGIN FOR i IN 1..1000000 LOOP PERFORM idem.once('work', 'round $round ' || i); COMMIT; END LOOP; END \$\$;
 SQL
-	$node->poll_query_until($db, "SELECT count(*) > 0 FROM idem.record WHERE key LIKE 'round $round %'") or die 'no progress';
+	$node->poll_query_until($db, "SELECT count(*) > 0 FROM idem.record WHERE key LIKE 'round $round %'")
+	  or die 'no progress';
 	$node->safe_psql($db, "SELECT pg_terminate_backend($pid)");
 	ok($node->poll_query_until($db, "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid"), 'terminated');
 	eval { $session->quit };
@@ -454,7 +519,8 @@ SQL
 }
 
 is($node->safe_psql($db, q{SELECT bt_index_check('idem.record_pkey', true)}), '', 'the index has every record');
-is($node->safe_psql($db, 'SELECT count(*) - count(DISTINCT (scope, tenant, coalesce(key, key_uuid::text))) FROM idem.record'), 0, 'no key has two records');
+is($node->safe_psql($db, 'SELECT count(*) - count(DISTINCT (scope, tenant, coalesce(key, key_uuid::text)))
+	FROM idem.record'), 0, 'no key has two records');
 log_is_clean($node);
 
 # Whose code runs ---------------------------------------------------------------------------------
@@ -463,13 +529,15 @@ log_is_clean($node);
 # functions wherever PostgreSQL allows that, in record tables whose rows have expired, or whose answers
 # have. The purge worker, and the calls with which a superuser cleans up, never run them with more
 # rights than the role's own; and what they cannot clean up, health() names.
-my $power = idem_node('power', bare => 1, conf => "shared_preload_libraries = 'idem'\nidem.purge_naptime = 1s\nfsync = off\nlog_statement = none");
+my $power = idem_node('power', bare => 1, conf => "shared_preload_libraries = 'idem'\nidem.purge_naptime = 1s\n"
+	. "fsync = off\nlog_statement = none");
 
 # As the role: a value, or the SQLSTATE of the first error.
 sub as_app
 {
 	my ($database, $sql) = @_;
-	my (undef, $out, $err) = $power->psql($database, "\\set VERBOSITY sqlstate\n$sql", extra_params => [ '-U', 'app' ], on_error_stop => 1);
+	my (undef, $out, $err) = $power->psql($database, "\\set VERBOSITY sqlstate\n$sql", extra_params => [ '-U', 'app' ],
+		on_error_stop => 1);
 	return $err =~ /ERROR:\s+(\w{5})/ ? $1 : $out;
 }
 
@@ -493,12 +561,18 @@ BEGIN
     EXECUTE 'ALTER ROLE app SUPERUSER';
   END IF;
 END $$;
-CREATE FUNCTION app.text(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('text'); RETURN $1; END $$;
-CREATE FUNCTION app.whole(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('whole'); RETURN 'x'; END $$;
-CREATE FUNCTION app.condition(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('condition'); RETURN true; END $$;
-CREATE FUNCTION app.difference(text, text) RETURNS float8 IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('difference'); RETURN 0; END $$;
-CREATE FUNCTION app.equal(text, text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('equal'); RETURN true; END $$;
-CREATE FUNCTION app.trigger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('trigger'); RETURN coalesce(NEW, OLD); END $$;
+CREATE FUNCTION app.text(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('text');
+RETURN $1; END $$;
+CREATE FUNCTION app.whole(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('whole');
+RETURN 'x'; END $$;
+CREATE FUNCTION app.condition(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+  PERFORM app.spring('condition'); RETURN true; END $$;
+CREATE FUNCTION app.difference(text, text) RETURNS float8 IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+  PERFORM app.spring('difference'); RETURN 0; END $$;
+CREATE FUNCTION app.equal(text, text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+  PERFORM app.spring('equal'); RETURN true; END $$;
+CREATE FUNCTION app.trigger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM app.spring('trigger');
+RETURN coalesce(NEW, OLD); END $$;
 CREATE OPERATOR app.=== (FUNCTION = app.equal, LEFTARG = text, RIGHTARG = text);
 CREATE DOMAIN app.tenant AS text;
 CREATE DOMAIN app.number AS integer;
@@ -515,16 +589,21 @@ my %planting = (
 	'a unique index expression' => 'CREATE UNIQUE INDEX ON %s (digest, app.text(tenant))',
 	'a constant in an index expression' => q{CREATE INDEX ON %s ((app.text('x') || tenant))},
 	'a constant in an index predicate' => q{CREATE INDEX ON %s (scope) WHERE app.condition('x') AND attempt > 0},
-	'a constant in a partition key' => q{CREATE TABLE %s_root (LIKE %s) PARTITION BY LIST ((app.text('x') || tid)); ALTER TABLE %s_root ATTACH PARTITION %s DEFAULT},
+	'a constant in a partition key' => q{CREATE TABLE %s_root (LIKE %s) PARTITION BY LIST ((app.text('x') || tid));
+		ALTER TABLE %s_root ATTACH PARTITION %s DEFAULT},
 	'an index predicate' => 'CREATE INDEX ON %s (scope) WHERE app.condition(tenant)',
 	'an operator in an index expression' => 'CREATE INDEX ON %s ((tenant OPERATOR(app.===) key))',
 	'a cast to a domain in an index' => 'CREATE INDEX ON %s ((tenant::app.tenant))',
-	'an operator class' => 'CREATE OPERATOR CLASS app.trap FOR TYPE text USING btree AS FUNCTION 1 app.difference(text, text); CREATE INDEX ON %s (tenant app.trap)',
-	'a collation' => q{CREATE COLLATION app.loose (PROVIDER = icu, LOCALE = 'und', DETERMINISTIC = false); CREATE INDEX ON %s (tenant COLLATE app.loose)},
-	'an exclusion constraint' => 'ALTER TABLE %s ADD EXCLUDE USING btree (app.text(coalesce(key, key_uuid::text)) WITH =)',
+	'an operator class' => 'CREATE OPERATOR CLASS app.trap FOR TYPE text USING btree
+		AS FUNCTION 1 app.difference(text, text); CREATE INDEX ON %s (tenant app.trap)',
+	'a collation' => q{CREATE COLLATION app.loose (PROVIDER = icu, LOCALE = 'und', DETERMINISTIC = false);
+		CREATE INDEX ON %s (tenant COLLATE app.loose)},
+	'an exclusion constraint' => 'ALTER TABLE %s ADD EXCLUDE USING btree (app.text(coalesce(key, key_uuid::text))
+		WITH =)',
 	'a CHECK' => 'ALTER TABLE %s ADD CHECK (app.condition(tenant)) NOT VALID',
 	'a generated column' => 'ALTER TABLE %s ADD COLUMN made text GENERATED ALWAYS AS (app.text(tenant)) STORED',
-	'a default' => q{ALTER TABLE %s ADD COLUMN made text DEFAULT app.text('x'), ALTER COLUMN tenant SET DEFAULT app.text('x')},
+	'a default' => q{ALTER TABLE %s ADD COLUMN made text DEFAULT app.text('x'), ALTER COLUMN tenant SET
+		DEFAULT app.text('x')},
 	'a column of a domain' => 'ALTER TABLE %s ADD COLUMN made app.tenant',
 	'a domain over the tenant' => 'ALTER TABLE %s ALTER COLUMN tenant TYPE app.tenant',
 	'a domain over the attempt' => 'ALTER TABLE %s ALTER COLUMN attempt TYPE app.number',
@@ -534,28 +613,37 @@ my %planting = (
 	'triggers' => 'CREATE TRIGGER a BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION app.trigger();
 		CREATE TRIGGER b AFTER UPDATE OR DELETE ON %s EXECUTE FUNCTION app.trigger();
 		ALTER TABLE %s ENABLE ALWAYS TRIGGER a; ALTER TABLE %s ENABLE ALWAYS TRIGGER b',
-	'rules' => 'CREATE RULE a AS ON DELETE TO %s DO ALSO SELECT app.spring(OLD.tenant); CREATE RULE b AS ON UPDATE TO %s DO INSTEAD SELECT app.spring(OLD.tenant)',
-	'row security' => 'CREATE POLICY p ON %s USING (app.condition(tenant)); ALTER TABLE %s ENABLE ROW LEVEL SECURITY; ALTER TABLE %s FORCE ROW LEVEL SECURITY',
+	'rules' => 'CREATE RULE a AS ON DELETE TO %s DO ALSO SELECT app.spring(OLD.tenant);
+		CREATE RULE b AS ON UPDATE TO %s DO INSTEAD SELECT app.spring(OLD.tenant)',
+	'row security' => 'CREATE POLICY p ON %s USING (app.condition(tenant)); ALTER TABLE %s ENABLE ROW LEVEL SECURITY;
+		ALTER TABLE %s FORCE ROW LEVEL SECURITY',
 	'statistics' => 'CREATE STATISTICS app.estimate ON (app.text(tenant)), (app.text(\'x\') || tenant), scope FROM %s',
-	'a partition key' => 'CREATE TABLE %s_root (LIKE %s) PARTITION BY LIST (app.text(tenant)); ALTER TABLE %s_root ATTACH PARTITION %s DEFAULT',
-	'a partition key with a domain' => q{CREATE TABLE %s_root (LIKE %s) PARTITION BY LIST ((tenant::app.tenant)); ALTER TABLE %s_root ATTACH PARTITION %s FOR VALUES IN ('acme')},
-	'a child' => 'CREATE TABLE %s_child () INHERITS (%s); CREATE INDEX ON %s_child (app.text(tenant)); INSERT INTO %s_child SELECT * FROM %s',
+	'a partition key' => 'CREATE TABLE %s_root (LIKE %s) PARTITION BY LIST (app.text(tenant));
+		ALTER TABLE %s_root ATTACH PARTITION %s DEFAULT',
+	'a partition key with a domain' => q{CREATE TABLE %s_root (LIKE %s) PARTITION BY LIST ((tenant::app.tenant));
+		ALTER TABLE %s_root ATTACH PARTITION %s FOR VALUES IN ('acme')},
+	'a child' => 'CREATE TABLE %s_child () INHERITS (%s); CREATE INDEX ON %s_child (app.text(tenant));
+		INSERT INTO %s_child SELECT * FROM %s',
 	'a parent' => 'CREATE TABLE %s_parent (LIKE %s); ALTER TABLE %s INHERIT %s_parent',
-	'a foreign key to it' => 'CREATE TABLE %s_referring (LIKE %s, FOREIGN KEY (digest, tid) REFERENCES %s ON DELETE CASCADE); INSERT INTO %s_referring SELECT * FROM %s;
+	'a foreign key to it' => 'CREATE TABLE %s_referring (LIKE %s, FOREIGN KEY (digest, tid) REFERENCES %s ON
+		DELETE CASCADE); INSERT INTO %s_referring SELECT * FROM %s;
 		CREATE TRIGGER a BEFORE DELETE ON %s_referring FOR EACH ROW EXECUTE FUNCTION app.trigger()',);
 my @planted = sort keys %planting;
 
 # The domains get their constraints afterwards.
-my $arm = 'ALTER DOMAIN app.tenant ADD CHECK (app.condition(VALUE)) NOT VALID; ALTER DOMAIN app.number ADD CHECK (app.condition(VALUE::text)) NOT VALID';
+my $arm = 'ALTER DOMAIN app.tenant ADD CHECK (app.condition(VALUE)) NOT VALID;
+	ALTER DOMAIN app.number ADD CHECK (app.condition(VALUE::text)) NOT VALID';
 my @refused;
 for my $n (0 .. $#planted)
 {
-	$power->safe_psql('tables', "SELECT idem.create_record_table('app.t$n', 'tid', 'text'); ALTER TABLE app.t$n OWNER TO app");
+	$power->safe_psql('tables', "SELECT idem.create_record_table('app.t$n', 'tid', 'text');
+		ALTER TABLE app.t$n OWNER TO app");
 	is(as_app('tables', <<"SQL"), "t\nt", "a record table for $planted[$n]");
 BEGIN;
 SELECT idem.use_records('app.t$n') \\gset
 SELECT idem.complete(token, '{"card": 4711}') IS NOT NULL FROM idem.claim('there', 'kept $n', tenant => 'acme');
-SELECT idem.complete(token, '{"card": 4711}') IS NOT NULL FROM idem.claim('there', 'expired $n', tenant => 'acme', ttl => '1 ms');
+SELECT idem.complete(token, '{"card": 4711}') IS NOT NULL FROM idem.claim('there', 'expired $n', tenant => 'acme',
+  ttl => '1 ms');
 COMMIT;
 SQL
 	my $answer = as_app('tables', $planting{ $planted[$n] } =~ s/%s/app.t$n/gr);
@@ -572,36 +660,48 @@ CREATE TABLE public.root (LIKE idem.record INCLUDING CONSTRAINTS) PARTITION BY L
 SELECT idem.create_record_table('public.by_function');
 ALTER TABLE public.root ATTACH PARTITION public.by_function DEFAULT;
 SET SESSION AUTHORIZATION app;
-BEGIN; SELECT idem.use_records('public.by_domain'); SELECT idem.once('there', 'domain', ttl => '1 ms', tenant => 'acme'); COMMIT;
-BEGIN; SELECT idem.use_records('public.by_function'); SELECT idem.once('there', 'function', ttl => '1 ms', tenant => 'acme'); COMMIT;
+BEGIN; SELECT idem.use_records('public.by_domain');
+SELECT idem.once('there', 'domain', ttl => '1 ms', tenant => 'acme'); COMMIT;
+BEGIN; SELECT idem.use_records('public.by_function');
+SELECT idem.once('there', 'function', ttl => '1 ms', tenant => 'acme'); COMMIT;
 RESET SESSION AUTHORIZATION;
 ALTER TABLE idem.record OWNER TO app;
 SELECT idem.create_scope('brief', ttl => '1 ms');
 SELECT idem.once('brief', 'expired ' || i) FROM generate_series(1, 3) i;
 SQL
-$power->safe_psql('own', q{SELECT idem.create_scope('brief', ttl => '1 ms'); SELECT idem.once('brief', 'expired ' || i) FROM generate_series(1, 3) i;
+$power->safe_psql('own', q{SELECT idem.create_scope('brief', ttl => '1 ms'); SELECT idem.once('brief', 'expired ' || i)
+	FROM generate_series(1, 3) i;
 	SELECT idem.complete(token, '{"card": 4711}') FROM idem.claim('here', 'kept', tenant => 'acme')});
 as_app('own', $planting{$_} =~ s/%s/idem.record/gr) for grep { $_ ne 'a default' } @planted;
 as_app('own', $arm);
 
-ok($power->poll_query_until('tables', 'SELECT count(*) = 0 FROM idem.record'), 'the worker purges idem.record beside tables that it cannot purge');
+ok($power->poll_query_until('tables', 'SELECT count(*) = 0 FROM idem.record'),
+	'the worker purges idem.record beside tables that it cannot purge');
 for my $database (qw(tables own))
 {
-	for my $call ('purge()', 'health()', (map { ("$_('there', 'acme')", "$_('here', 'acme')") } qw(erase_tenant forget_tenant)),
+	for my $call ('purge()', 'health()',
+		(map { ("$_('there', 'acme')", "$_('here', 'acme')") } qw(erase_tenant forget_tenant)),
 		"create_scope('another')", "alter_scope('here', ttl => '2 days')", "drop_scope('another')")
 	{
-		my (undef, undef, $err) = $power->psql($database, "SET statement_timeout = '60s'; SELECT count(x) FROM idem.$call x");
-		unlike($err, qr/statement timeout|server closed|XX\d{3}/, "a superuser calls $call among what is planted in $database");
+		my (undef, undef, $err) = $power->psql($database,
+			"SET statement_timeout = '60s'; SELECT count(x) FROM idem.$call x");
+		unlike($err, qr/statement timeout|server closed|XX\d{3}/,
+			"a superuser calls $call among what is planted in $database");
 	}
 }
 sleep 2;    # for the worker
-is(join("\n", slurp_file($power->logfile) =~ /sprung with power: .*/g), '', 'nothing that was planted ran with the rights of a superuser');
-is($power->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'app'}), 'f', 'the role is no superuser');
+is(join("\n", slurp_file($power->logfile) =~ /sprung with power: .*/g), '',
+	'nothing that was planted ran with the rights of a superuser');
+is($power->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'app'}), 'f',
+	'the role is no superuser');
 # health() names ten tables and counts the others: what it names is mended by a superuser, until it names none.
-my %planted = map { $_ => 1 } grep { $power->safe_psql('tables', "SELECT count(*) > 0 FROM ONLY app.t$_ WHERE response IS NOT NULL") eq 't' } 0 .. $#planted;
+my %planted = map { $_ => 1 }
+	grep { $power->safe_psql('tables', "SELECT count(*) > 0 FROM ONLY app.t$_ WHERE response IS NOT NULL")
+		eq 't' } 0 .. $#planted;
 while (%planted)
 {
-	my @named = grep { delete $planted{$_} } $power->safe_psql('tables', 'SELECT detail FROM idem.health()') =~ /\bapp\.t(\d+)\b/g;
+	my @named = grep { delete $planted{$_} } $power->safe_psql('tables', 'SELECT detail FROM idem.health()')
+		=~ /\bapp\.t(\d+)\b/g;
 	last if !@named;
 	$power->safe_psql('tables', join ';', map { "DROP TABLE app.t$_ CASCADE" } @named);
 }
@@ -621,7 +721,8 @@ SELECT idem.new_key() \gset
 SHOW idem.max_open_claims;
 SQL
 is($stdout, '2000', 'a limit that was set before the library was loaded does not count');
-like($stderr, qr/permission denied to set parameter "idem.max_open_claims"/, 'a WARNING says that the placeholder does not count');
+like($stderr, qr/permission denied to set parameter "idem.max_open_claims"/,
+	'a WARNING says that the placeholder does not count');
 log_is_clean($plain);
 $plain->stop;
 done_testing();

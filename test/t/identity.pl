@@ -26,7 +26,12 @@ SQL
 $second->safe_psql('postgres', q{SELECT idem.create_scope('orders', owner => 'shop', store_request => 'always')});
 my $session = $second->background_psql('postgres', on_error_stop => 1);
 my $derive = q{SELECT idem.child_key(token, 'charge') FROM idem.claim('orders', 'tried')};
-my $derived = sub { $session->query_safe('BEGIN'); my $key = $session->query_safe($derive); $session->query_safe('ROLLBACK'); return $key };
+my $derived = sub {
+	$session->query_safe('BEGIN');
+	my $key = $session->query_safe($derive);
+	$session->query_safe('ROLLBACK');
+	return $key
+};
 my $old_key = $derived->();
 $session->query_safe(q{BEGIN; SELECT idem.once('orders', 'tried', '{"n": 1}'); ROLLBACK});
 sub identity { return $_[0]->safe_psql('postgres', 'SELECT idem.export_identity()') }
@@ -37,12 +42,17 @@ isnt(identity($second), identity($first), 'two servers have identities of their 
 $session->query_safe('BEGIN');
 my $open = $session->query_safe(q{SELECT token FROM idem.claim('orders', 'in flight')});
 my ($out, $err) = ('', '');
-my $importer = IPC::Run::start([ 'psql', '-XqAt', '-v', 'VERBOSITY=verbose', '-d', $second->connstr('postgres') . " application_name='importer'",
+my $importer = IPC::Run::start(
+	[ 'psql', '-XqAt', '-v', 'VERBOSITY=verbose', '-d', $second->connstr('postgres') . " application_name='importer'",
 	'-c', "SELECT idem.import_identity('@{[ identity($first) ]}')" ], '>', \$out, '2>', \$err);
-ok($second->poll_query_until('postgres', q{SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE application_name = 'importer'}), 'an import waits for a claim in flight');
+ok($second->poll_query_until('postgres', q{SELECT wait_event_type = 'Lock' FROM pg_stat_activity
+	WHERE application_name = 'importer'}), 'an import waits for a claim in flight');
 $session->query_safe("SELECT idem.complete('$open'); COMMIT");
 $importer->finish;
-like($err, qr/ERROR:  55000: the identity does not fit.*\nDETAIL:.*would get id 2 instead of 1\. Keys of this database would not be found again\. It has 1 unexpired records and 0 watermarks\.\nHINT:/, 'and refuses to orphan its record');
+like($err,
+	qr/ERROR:  55000: the identity does not fit.*\nDETAIL:.*would get id 2 instead of 1\. Keys of this database/,
+	'and refuses to orphan its record');
+like($err, qr/would not be found again\. It has 1 unexpired records and 0 watermarks\.\nHINT:/, 'which it counts');
 $second->safe_psql('postgres', q{SELECT idem.forget('orders', 'in flight')});
 
 import_identity();
@@ -52,7 +62,8 @@ is($new_key, $first->safe_psql('postgres', "BEGIN; $derive; ROLLBACK"), 'an old 
 isnt($new_key, $old_key, 'and no longer its own');
 
 # With a snapshot that still sees what was dropped meanwhile, an import would leave it out.
-for my $change ([ scopes => q{SELECT idem.drop_scope('orders')} ], [ secrets => 'UPDATE idem.secret SET created = created WHERE id = 1' ])
+for my $change ([ scopes => q{SELECT idem.drop_scope('orders')} ],
+	[ secrets => 'UPDATE idem.secret SET created = created WHERE id = 1' ])
 {
 	my ($what, $sql) = @$change;
 	my $late = $second->background_psql('postgres', on_error_stop => 0);
@@ -79,10 +90,13 @@ for my $table ('idem.record', 'idem.watermark')
 	$first->safe_psql('postgres', "COPY $table TO '$file'");
 	$second->safe_psql('postgres', "COPY $table FROM '$file'");
 }
-my $outcome = sub { $session->query_safe("SELECT outcome, response, differs FROM idem.try_claim('orders', '$_[0]', '{\"n\": $_[1]}')") };
+my $outcome = sub { $session->query_safe("SELECT outcome, response, differs
+	FROM idem.try_claim('orders', '$_[0]', '{\"n\": $_[1]}')") };
 is($outcome->('done', 1), 'completed|{"answer": 42}|', 'the second server replays an answer of the first');
 is($outcome->('done', 2), 'conflict||{n}', 'it tells another request, and where it differs');
-is($session->query_safe(q{SELECT string_agg(c.outcome, ',' ORDER BY n) FROM (VALUES (1, '{"x": 2, "y": 1}'::jsonb), (2, '{"x": 1, "y": 2}')) v (n, request), idem.try_claim('listed', 'k', request) c}),
+is($session->query_safe(q{SELECT string_agg(c.outcome, ',' ORDER BY n)
+	FROM (VALUES (1, '{"x": 2, "y": 1}'::jsonb), (2, '{"x": 1, "y": 2}')) v (n, request),
+	idem.try_claim('listed', 'k', request) c}),
 	'completed,conflict', 'it compares a request by the list that the first server used, not by the present one');
 is($session->query_safe(q{SELECT idem.advance('orders', 'stream', 7)}), 'f', 'it knows how far a stream has come');
 is($outcome->('leased', 1), 'in_progress||', 'it knows a running lease');
@@ -103,6 +117,7 @@ is($outcome->('rotated', 2), 'conflict||{n}', 'in both directions');
 
 # The ids of new scopes continue after those of the first server.
 $session->query_safe(q{SELECT idem.create_scope('new here')});
-is($second->safe_psql('postgres', q{SELECT id FROM idem.scope WHERE name = 'new here'}), '4', 'no id of the first server is given twice');
+is($second->safe_psql('postgres', q{SELECT id FROM idem.scope WHERE name = 'new here'}), '4',
+	'no id of the first server is given twice');
 $session->quit;
 done_testing();

@@ -59,7 +59,8 @@ is(seen(), "payments||three|1|$pid", 'the newest is shown, even if an older one 
 $session->query_safe("SELECT idem.release(:'third')");
 is(seen(), "payments||three|1|$pid", 'when all are finished, the newest is shown until the transaction ends');
 is(how(), 'three|uncommitted||3', 'all claims are finished: the transaction has only to commit');
-is(sql("SELECT outcome FROM idem.try_claim('payments', 'three')"), 'in_progress', 'an uncommitted transaction keeps the key');
+is(sql("SELECT outcome FROM idem.try_claim('payments', 'three')"), 'in_progress',
+	'an uncommitted transaction keeps the key');
 
 $session->query_safe('ROLLBACK');
 is(seen(), '', 'none is shown after the transaction');
@@ -94,7 +95,8 @@ $session->query_safe("SELECT idem.complete(:'token')");
 $session->query_safe("PREPARE TRANSACTION 'p'");
 is(seen(), 'payments||prepared|1|', 'a prepared transaction keeps its keys, without a process');
 is(how(), 'prepared|prepared|p|', 'a prepared transaction has a name by which it can be ended');
-is(sql("SELECT since BETWEEN pg_postmaster_start_time() AND now(), NOT lapsed FROM idem.in_flight"), 't|t', 'a prepared claim has a start time');
+is(sql("SELECT since BETWEEN pg_postmaster_start_time() AND now(), NOT lapsed FROM idem.in_flight"), 't|t',
+	'a prepared claim has a start time');
 sql("ROLLBACK PREPARED 'p'");
 is(seen(), '', 'none after the prepared transaction ended');
 
@@ -110,7 +112,8 @@ $session->query_safe("BEGIN; SELECT idem.once('payments', 'running')");
 my $held = "inner|prepared|q|\nlease|prepared|q|\nouter|prepared|q|";
 is(how(), "$held\nrunning|uncommitted||1", 'all keys of the prepared transaction, and no others');
 $session->query_safe('ROLLBACK');
-is(sql("CREATE ROLE nobody_here; SET ROLE nobody_here; SELECT count(*) FROM idem.in_flight"), 0, 'a role without scopes sees none');
+is(sql("CREATE ROLE nobody_here; SET ROLE nobody_here; SELECT count(*) FROM idem.in_flight"), 0,
+	'a role without scopes sees none');
 $node->restart;
 $session = $node->background_psql('postgres', on_error_stop => 0);
 $pid = $session->query('SELECT pg_backend_pid()');
@@ -142,7 +145,8 @@ $session->query_safe(
 is(seen(), "payments||leased|1|\npayments||short|2|$pid",
 	'a leased claim has no process, except while a transaction takes it over');
 is(how(), "leased|leased||\nshort|uncommitted||1", 'a takeover is uncommitted until its transaction ends');
-is(sql("SELECT lapsed FROM idem.in_flight WHERE key = 'short'"), 'f', 'a claim that is being taken over has not lapsed');
+is(sql("SELECT lapsed FROM idem.in_flight WHERE key = 'short'"), 'f',
+	'a claim that is being taken over has not lapsed');
 $session->query_safe('COMMIT');
 sql('SELECT pg_sleep(0.01)');
 is(how(), "leased|leased||\nshort|exhausted||", 'after the last attempt the operation is exhausted');
@@ -163,7 +167,8 @@ is(seen(), '', 'nothing is in flight again');
 sql("SELECT idem.create_record_table('elsewhere'), idem.create_scope('distant', records => true)");
 $session->query_safe("BEGIN; SELECT idem.use_records('elsewhere')");
 $session->query_safe("SELECT token AS there FROM idem.claim('distant', 'there', lease => '1 hour') \\gset");
-is(sql("SELECT key, state FROM idem.in_flight"), 'there|uncommitted', 'the key that a transaction holds is shown, wherever its record will be');
+is(sql("SELECT key, state FROM idem.in_flight"), 'there|uncommitted',
+	'the key that a transaction holds is shown, wherever its record will be');
 $session->query_safe('COMMIT');
 is(sql("SELECT count(*) FROM idem.in_flight"), 0, 'the view shows the records of idem.record only');
 $session->query_safe("BEGIN; SELECT token AS here FROM idem.claim('payments', 'here', lease => '1 hour') \\gset");
@@ -250,7 +255,8 @@ $session->query_safe(claim_open('unseen'));
 $session->query_safe("SELECT outcome FROM idem.claim('payments', 'leased', lease => '1 hour')");
 is($plain->safe_psql('postgres', 'SELECT key FROM idem.in_flight'), '', 'without preload, atomic claims are not shown');
 $session->query_safe("SELECT idem.complete(:'token'); COMMIT");
-is($plain->safe_psql('postgres', 'SELECT key, pid FROM idem.in_flight'), 'leased|', 'without preload, leased claims are shown');
+is($plain->safe_psql('postgres', 'SELECT key, pid FROM idem.in_flight'), 'leased|',
+	'without preload, leased claims are shown');
 $session->quit;
 log_is_clean($plain);
 $plain->stop;

@@ -10,7 +10,8 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-my $node = idem_node('indexes', conf => "fsync = off\nsynchronous_commit = off\nlog_statement = none\ndeadlock_timeout = 30s");
+my $node = idem_node('indexes', conf => "fsync = off\nsynchronous_commit = off\nlog_statement = none\n"
+	. "deadlock_timeout = 30s");
 my $sql = sub { return $node->safe_psql('postgres', $_[0]) };
 $sql->(<<'SQL');
 CREATE EXTENSION amcheck;
@@ -56,11 +57,13 @@ for my $place ('after', 'before')
 	$claim->query_safe(q{BEGIN; SELECT token AS t FROM idem.claim('messages', 'met') \gset});
 	$each->query_safe(q{BEGIN; SELECT idem.once_each('messages', '{met}'::text[])});
 	$claim->query_until(qr/completing/, qq{\\echo completing\nSELECT idem.complete(:'t', '1');\n});
-	$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ '^SELECT idem.complete' AND wait_event_type = 'Lock'}) or die 'no wait';
+	$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity
+		WHERE query ~ '^SELECT idem.complete' AND wait_event_type = 'Lock'}) or die 'no wait';
 	$each->query_safe('ROLLBACK');
 	$claim->query_safe('COMMIT');
 	$_->quit for $claim, $each;
-	is($sql->(q{SELECT idem.once('messages', 'met'), idem.once('messages', 'met'), (SELECT count(*) FROM idem.record)}), 'f|f|1', "with an index $place the primary key, the key has one record");
+	is($sql->(q{SELECT idem.once('messages', 'met'), idem.once('messages', 'met'), (SELECT count(*) FROM idem.record)}),
+		'f|f|1', "with an index $place the primary key, the key has one record");
 	tables_are_sound($node, "with an index $place the primary key");
 	$sql->('DROP INDEX idem.second');
 }
@@ -69,24 +72,31 @@ for my $place ('after', 'before')
 # TOAST table, and the index for a snapshot.
 {
 	$sql->('TRUNCATE idem.record');
-	$sql->(q{DROP INDEX idem.record_unfinished; SELECT idem.create_scope('large', store_request => 'unfinished', max_answer_size => 1000000)});
+	$sql->(q{DROP INDEX idem.record_unfinished;
+		SELECT idem.create_scope('large', store_request => 'unfinished', max_answer_size => 1000000)});
 	my $toast = $sql->(q{SELECT reltoastrelid::regclass FROM pg_class WHERE oid = 'idem.record'::regclass});
 	my ($reader, $builder, $blocker, $writer) = map { $node->background_psql('postgres', on_error_stop => 1) } 1 .. 4;
 	my $waits = sub {
 		my ($query) = @_;
-		$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ '^$query' AND wait_event_type = 'Lock'") or die "no wait: $query";
+		$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ '^$query'
+			AND wait_event_type = 'Lock'") or die "no wait: $query";
 	};
 	$reader->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
-	$builder->query_until(qr/building/, "\\echo building\nCREATE INDEX CONCURRENTLY record_unfinished ON idem.record (scope) WHERE state = 'p';\n");
+	$builder->query_until(qr/building/, "\\echo building\n"
+		. "CREATE INDEX CONCURRENTLY record_unfinished ON idem.record (scope) WHERE state = 'p';\n");
 	$waits->('CREATE INDEX');
 	$blocker->query_safe("BEGIN; REINDEX TABLE $toast");
-	$writer->query_until(qr/claiming/, qq{\\echo claiming\nSELECT claimed FROM idem.claim('large', 'k', (SELECT jsonb_agg(md5(n::text)) FROM generate_series(1, 2000) n), lease => '1 second');\n});
+	$writer->query_until(qr/claiming/,
+		qq{\\echo claiming\nSELECT claimed FROM idem.claim('large', 'k',
+			(SELECT jsonb_agg(md5(n::text)) FROM generate_series(1, 2000) n), lease => '1 second');\n});
 	$waits->('SELECT claimed');
 	$reader->query_safe('COMMIT');
-	$node->poll_query_until('postgres', q{SELECT indisvalid FROM pg_index WHERE indexrelid = 'idem.record_unfinished'::regclass}) or die 'not built';
+	$node->poll_query_until('postgres', q{SELECT indisvalid FROM pg_index
+		WHERE indexrelid = 'idem.record_unfinished'::regclass}) or die 'not built';
 	$blocker->query_safe('COMMIT');
 	$_->quit for $reader, $builder, $blocker, $writer;
-	is($sql->(q{SELECT key FROM idem.take('large', wait => '10 seconds')}), 'k', 'an operation that is written while its index becomes valid is found there');
+	is($sql->(q{SELECT key FROM idem.take('large', wait => '10 seconds')}), 'k',
+		'an operation that is written while its index becomes valid is found there');
 	tables_are_sound($node, 'written while an index became valid');
 }
 
@@ -111,7 +121,8 @@ for my $kind (sort keys %constraint)
 		q{SELECT idem.claim('payments', 'k', lease => '1 minute')});
 	$sql->("UPDATE idem.record SET expires = created");
 	is($sql->($_), 1, "$kind lets an expired record be replaced: $_")
-	  for ("SELECT idem.once('messages', 'k')::int", "SELECT count(*) FROM idem.once_each('messages', ARRAY['k', 'l'])");
+	  for ("SELECT idem.once('messages', 'k')::int",
+		"SELECT count(*) FROM idem.once_each('messages', ARRAY['k', 'l'])");
 	is($sql->('SELECT string_agg(key, \' \' ORDER BY key) FROM idem.record'), 'k l', 'nothing else was written');
 	tables_are_sound($node, $kind);
 	$sql->($constraint{$kind} =~ /ADD/ ? 'ALTER TABLE idem.record DROP CONSTRAINT extra' : 'DROP INDEX idem.extra');
@@ -120,8 +131,10 @@ for my $kind (sort keys %constraint)
 # The index that a failed build leaves is still filled, and its uniqueness still applies.
 $sql->("SELECT idem.once('payments', 'k')");
 isnt(sqlstate($node, 'CREATE UNIQUE INDEX CONCURRENTLY extra ON idem.record (key)'), '', 'a build fails');
-is($sql->("SELECT indisvalid FROM pg_index WHERE indexrelid = 'idem.extra'::regclass"), 'f', 'a failed build leaves an invalid index');
-is($sql->("SELECT idem.once('messages', 'after'), idem.once('messages', 'after')"), 't|f', 'keys are written beside an invalid index');
+is($sql->("SELECT indisvalid FROM pg_index WHERE indexrelid = 'idem.extra'::regclass"), 'f',
+	'a failed build leaves an invalid index');
+is($sql->("SELECT idem.once('messages', 'after'), idem.once('messages', 'after')"), 't|f',
+	'keys are written beside an invalid index');
 tables_are_sound($node, 'beside an invalid index');
 $sql->('DROP INDEX idem.extra');
 
@@ -147,9 +160,11 @@ my $open = 0;
 my $write = sub {
 	my ($name) = @_;
 	is(sqlstate($node, $_), '', "$name: $_")
-	  for ("SELECT count(idem.claim('payments', 'open ' || n, lease => '1 hour')) FROM generate_series(1, 3) n WHERE $open = 0",
+	  for ("SELECT count(idem.claim('payments', 'open ' || n, lease => '1 hour')) FROM generate_series(1, 3) n
+		WHERE $open = 0",
 		"SELECT idem.claim('payments', 'more ' || $open, lease => '1 hour')",
-		"SELECT pay('closed ' || $open, '{\"amount\": 1}')", "SELECT idem.once_each('messages', ARRAY['each ' || $open])",
+		"SELECT pay('closed ' || $open, '{\"amount\": 1}')",
+		"SELECT idem.once_each('messages', ARRAY['each ' || $open])",
 		"SELECT idem.complete(token) FROM idem.claim('payments', 'finished ' || $open, lease => '1 hour')");
 	++$open;
 	is($sql->("SELECT count(*) FROM idem.record WHERE state = 'p'"), 3 + $open, "$name: the unfinished operations");
@@ -181,9 +196,12 @@ for my $change (
 	$write->($change);
 }
 # A session that has seen the index, in which it is dropped and made anew, also in one transaction.
-$sql->("SELECT pay('same 1', '{\"amount\": 1}'); DROP INDEX idem.record_unfinished; SELECT idem.claim('payments', 'same 2', lease => '1 hour');
-	CREATE INDEX record_unfinished $unfinished; SELECT pay('same 3', '{\"amount\": 1}'); SELECT idem.claim('payments', 'same 4', lease => '1 hour')");
-$sql->("BEGIN; DROP INDEX idem.record_unfinished; CREATE INDEX record_unfinished ON idem.record (scope) WHERE state = 'c'; SELECT idem.once('messages', 'same 5'); ROLLBACK;
+$sql->("SELECT pay('same 1', '{\"amount\": 1}'); DROP INDEX idem.record_unfinished;
+	SELECT idem.claim('payments', 'same 2', lease => '1 hour');
+	CREATE INDEX record_unfinished $unfinished; SELECT pay('same 3', '{\"amount\": 1}');
+	SELECT idem.claim('payments', 'same 4', lease => '1 hour')");
+$sql->("BEGIN; DROP INDEX idem.record_unfinished; CREATE INDEX record_unfinished ON idem.record (scope)
+	WHERE state = 'c'; SELECT idem.once('messages', 'same 5'); ROLLBACK;
 	SELECT idem.claim('payments', 'same 6', lease => '1 hour')");
 tables_are_sound($node, 'after changes within a session');
 
@@ -204,7 +222,8 @@ my %index = (
 	record => {
 		btree => '(expires)', brin => 'USING brin (expires, lease_end)', hash => 'USING hash (key)',
 		gin => 'USING gin (response)', gist => 'USING gist (tstzrange(created, expires))',
-		spgist => 'USING spgist (key)', partial => "(created) WHERE state = 'c'", unfinished => "(scope, tenant) WHERE state = 'p'", expression => '(lower(key))',
+		spgist => 'USING spgist (key)', partial => "(created) WHERE state = 'c'",
+		unfinished => "(scope, tenant) WHERE state = 'p'", expression => '(lower(key))',
 		unique => 'UNIQUE (key)', digest => 'UNIQUE (digest)', include => 'UNIQUE (digest) INCLUDE (state)',
 		multi => 'UNIQUE (scope, tenant, key)', partial_unique => "UNIQUE (digest) WHERE state = 'c'"
 	},
@@ -224,7 +243,8 @@ my %index = (
 		include => 'UNIQUE (id) INCLUDE (purpose)', multi => '(purpose, id)'
 	},
 	purge_progress => {
-		btree => '(position)', brin => 'USING brin (position)', hash => 'USING hash (position)', partial => '(position) WHERE position > 0',
+		btree => '(position)', brin => 'USING brin (position)', hash => 'USING hash (position)',
+		partial => '(position) WHERE position > 0',
 		expression => '((position % 7))', unique => 'UNIQUE (position)', multi => '(position, (position % 7))'
 	});
 $sql->(<<'SQL');

@@ -12,8 +12,10 @@ my $node = idem_node('install', conf => '');
 my $session = $node->background_psql('postgres', on_error_stop => 0);
 is($session->query(q{SELECT pay('k', '{"amount": 1}')}), '{"payment": 1}', 'a session has the extension loaded');
 
-$node->safe_psql('postgres', 'CREATE TABLE noted (operation text NOT NULL DEFAULT idem.current_key()); DROP EXTENSION idem CASCADE');
-for my $left ([ 'INSERT INTO noted DEFAULT VALUES', '23502', 'a column keeps its NOT NULL without the default' ], [ q{SELECT pay('k', '{}')}, '3F000', 'a procedure stays, and fails' ])
+$node->safe_psql('postgres', 'CREATE TABLE noted (operation text NOT NULL DEFAULT idem.current_key());
+	DROP EXTENSION idem CASCADE');
+for my $left ([ 'INSERT INTO noted DEFAULT VALUES', '23502', 'a column keeps its NOT NULL without the default' ],
+	[ q{SELECT pay('k', '{}')}, '3F000', 'a procedure stays, and fails' ])
 {
 	my ($statement, $sqlstate, $title) = @$left;
 	my (undef, undef, $stderr) = $node->psql('postgres', "\\set VERBOSITY sqlstate\n$statement");
@@ -23,13 +25,15 @@ $session->query(q{SELECT idem.lookup('payments', 'k')});
 is($session->query('SELECT 1'), 1, 'extension dropped: the session lives');
 
 $node->safe_psql('postgres', q{CREATE EXTENSION idem; SELECT idem.create_scope('payments')});
-is($session->query(q{SELECT state FROM idem.lookup('payments', 'k')}), 'absent', 'created again: the session sees the new tables');
+is($session->query(q{SELECT state FROM idem.lookup('payments', 'k')}), 'absent',
+	'created again: the session sees the new tables');
 is($session->query(q{
 BEGIN;
 SELECT token FROM idem.claim('payments', 'k') \gset
 SELECT idem.complete(:'token', '"new"');
 COMMIT;}), '"new"', 'created again: the session writes to the new tables');
-is($node->safe_psql('postgres', q{SELECT response FROM idem.lookup('payments', 'k')}), '"new"', 'another session sees what it wrote');
+is($node->safe_psql('postgres', q{SELECT response FROM idem.lookup('payments', 'k')}), '"new"',
+	'another session sees what it wrote');
 
 # One session drops the extension while another is in the middle of an operation: it waits for the
 # end.
@@ -69,14 +73,18 @@ SQL
 my $privileges = <<'SQL';
 SELECT o.name, a.grantee::regrole, a.privilege_type
   FROM (SELECT 'n'::"char", 'schema ' || nspname, nspname, nspacl, nspowner FROM pg_namespace
-        UNION ALL SELECT CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relname, relnamespace::regnamespace::text, relacl, relowner FROM pg_class WHERE relkind IN ('r', 'v', 'S')
-        UNION ALL SELECT 'f'::"char", oid::regprocedure::text, pronamespace::regnamespace::text, proacl, proowner FROM pg_proc
-        UNION ALL SELECT 'T'::"char", typname, typnamespace::regnamespace::text, typacl, typowner FROM pg_type) o (kind, name, schema, acl, owner),
+        UNION ALL SELECT CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relname, relnamespace::regnamespace::text,
+        relacl, relowner FROM pg_class WHERE relkind IN ('r', 'v', 'S')
+        UNION ALL SELECT 'f'::"char", oid::regprocedure::text, pronamespace::regnamespace::text, proacl, proowner
+        FROM pg_proc
+        UNION ALL SELECT 'T'::"char", typname, typnamespace::regnamespace::text, typacl, typowner FROM pg_type) o (kind,
+        name, schema, acl, owner),
        aclexplode(coalesce(o.acl, acldefault(o.kind, o.owner))) a
  WHERE schema IN ('idem', 'idem_internal') AND a.grantee <> o.owner
  ORDER BY 1, 2, 3
 SQL
-is($node->safe_psql('generous', $privileges), $node->safe_psql('postgres', $privileges), 'no role gets privileges on it by default');
+is($node->safe_psql('generous', $privileges), $node->safe_psql('postgres', $privileges),
+	'no role gets privileges on it by default');
 
 is($node->safe_psql('postgres', q{SELECT DISTINCT probin FROM pg_proc WHERE probin IS NOT NULL AND oid >= 16384}),
 	'idem', 'functions name the library without a directory, so that dynamic_library_path finds it');
@@ -85,7 +93,8 @@ SKIP:
 	skip 'a library has no version', 1 if $node->pg_version < 18;
 	is($node->safe_psql('postgres', q{
 LOAD 'idem';
-SELECT m.version = e.default_version FROM pg_get_loaded_modules() m JOIN pg_available_extensions e ON e.name = m.module_name WHERE e.name = 'idem'}),
+SELECT m.version = e.default_version FROM pg_get_loaded_modules() m JOIN pg_available_extensions e
+ON e.name = m.module_name WHERE e.name = 'idem'}),
 		't', 'the library says its version');
 }
 

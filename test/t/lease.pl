@@ -62,11 +62,14 @@ $node->pgbench(
 	"@pgbench", 0, [qr/processed: 640\/640/], [qr/^$/], '16 claimers at 40 lapsed leases',
 	{ 'race' => <<'SQL' });
 \set n :n + 1
-INSERT INTO tried SELECT 'key' || :n, claimed, attempt, outcome FROM idem.try_claim('jobs', 'key' || :n, lease => '1 hour');
+INSERT INTO tried SELECT 'key' || :n, claimed, attempt, outcome
+  FROM idem.try_claim('jobs', 'key' || :n, lease => '1 hour');
 SQL
-is($node->safe_psql('postgres', 'SELECT outcome, count(*), count(DISTINCT key), min(attempt), max(attempt) FROM tried GROUP BY 1 ORDER BY 1'),
+is($node->safe_psql('postgres', 'SELECT outcome, count(*), count(DISTINCT key), min(attempt), max(attempt) FROM tried
+	GROUP BY 1 ORDER BY 1'),
 	"claimed|40|40|2|2\nin_progress|600|40||", 'exactly 40 takeovers, all of them attempt 2');
-is($node->safe_psql('postgres', 'SELECT count(*), min(attempt), max(attempt) FROM idem.record'), '40|2|2', 'the records have attempt 2 too');
+is($node->safe_psql('postgres', 'SELECT count(*), min(attempt), max(attempt) FROM idem.record'), '40|2|2',
+	'the records have attempt 2 too');
 
 # They end one after the other while the claimers wait: one wins and finishes, the others get its
 # answer.
@@ -88,7 +91,8 @@ SQL
 $node->pgbench(
 	"@pgbench", 0, [qr/processed: 640\/640/], [qr/^$/], '16 claimers wait for 40 leases to end',
 	{ 'wait' => "\\set n :n + 1\nSELECT work('key' || :n);\n" });
-is($node->safe_psql('postgres', 'SELECT outcome, count(*), count(DISTINCT key), min(attempt), max(attempt) FROM tried GROUP BY 1 ORDER BY 1'),
+is($node->safe_psql('postgres', 'SELECT outcome, count(*), count(DISTINCT key), min(attempt), max(attempt) FROM tried
+	GROUP BY 1 ORDER BY 1'),
 	"claimed|40|40|2|2\ncompleted|600|40|2|2", 'exactly 40 takeovers, 600 replays');
 is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT key) FROM effect'), '40|40', '40 effects');
 is(locks($node), 0, 'no key lock is left');
@@ -168,7 +172,9 @@ for my $call (
 		'55P03', "lock_timeout ends the wait for a lease: $call");
 }
 my ($code, $out, $err) = $node->psql('postgres', "SELECT idem.forget('jobs', 'held')");
-like($err, qr/ERROR:  operation "held" is in progress\nDETAIL:  .* under a lease .*\nHINT:  Wait for the end of the operation\. If its worker is gone or must not go on, call idem\.revoke\(\) first\./,
+like($err,
+	qr/ERROR:  operation "held" is in progress\nDETAIL:  .* under a lease .*
+HINT:  Wait for the end of the operation\. If its worker is gone or must not go on, call idem\.revoke\(\) first\./,
 	'forget of a running lease: the hint names revoke');
 
 # forget waits for the end of a lease as a claim does, and then forgets the record.
@@ -179,7 +185,8 @@ waits_for($node, $forgetter_pid, 'Extension');
 $node->safe_psql('postgres', "SELECT idem.complete('$held')");
 is($forgetter->query_safe(''), 't', 'forget waits for a lease within the scope\'s wait');
 $forgetter->quit;
-is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('patient', 'held')"), 'absent', 'forget deletes the record');
+is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('patient', 'held')"), 'absent',
+	'forget deletes the record');
 
 # Heartbeats from other sessions. The row is made an hour older, so that an hour passes at once.
 worker('alive')->quit;
@@ -187,7 +194,8 @@ worker('silent')->quit;
 my $token = $node->safe_psql('postgres', "SELECT token FROM idem.claim('jobs', 'beating', lease => '1 hour')");
 for my $beat (1 .. 3)
 {
-	$node->safe_psql('postgres', "UPDATE idem.record SET lease_end = lease_end - interval '50 min' WHERE key IN ('beating', 'silent')");
+	$node->safe_psql('postgres', "UPDATE idem.record SET lease_end = lease_end - interval '50 min'
+		WHERE key IN ('beating', 'silent')");
 	$node->safe_psql('postgres', "SELECT idem.renew('$token', '1 hour')");
 	is(outcome('beating'), 'in_progress|', "beat $beat from another session keeps the lease");
 }
@@ -221,14 +229,17 @@ SQL
 }
 sub leased { my ($key) = @_; return "SELECT token AS t FROM idem.claim('jobs', '$key', lease => '1 hour')"; }
 
-is(flushes(q{SELECT pay('atomic', '{"amount": 1}') AS answer}, 'off'), 'f', 'an atomic claim and its completion are not flushed');
+is(flushes(q{SELECT pay('atomic', '{"amount": 1}') AS answer}, 'off'), 'f',
+	'an atomic claim and its completion are not flushed');
 is(flushes(leased('durable'), 'off'), 't', 'a leased claim is flushed under synchronous_commit = off');
 $token = $node->safe_psql('postgres', leased('durable too'));
 is(flushes("SELECT idem.renew('$token') AS t", 'off'), 't', 'renew is flushed');
 is(flushes("SELECT idem.checkpoint('$token', 'charging') AS t", 'off'), 't', 'checkpoint is flushed');
-is(flushes("SAVEPOINT s; SELECT idem.checkpoint('$token', 'charged') AS t \\gset\nRELEASE s; SELECT 1 AS t", 'off'), 't', 'a checkpoint in a savepoint is flushed');
+is(flushes("SAVEPOINT s; SELECT idem.checkpoint('$token', 'charged') AS t \\gset\nRELEASE s; SELECT 1 AS t", 'off'),
+	't', 'a checkpoint in a savepoint is flushed');
 is(flushes("SELECT idem.complete('$token') AS t", 'off'), 'f', 'complete is as durable as the session\'s setting');
-is($node->safe_psql('postgres', "SET synchronous_commit = off; BEGIN; @{[leased('setting')]} \\gset\nCOMMIT; SHOW synchronous_commit"),
+is($node->safe_psql('postgres', "SET synchronous_commit = off; BEGIN; @{[leased('setting')]} \\gset\n"
+	. "COMMIT; SHOW synchronous_commit"),
 	'off', 'the session keeps its setting');
 
 # The server is killed as soon as claim, renew and checkpoint have returned.
@@ -239,7 +250,8 @@ $session->query_safe(leased('remembered') . ' \gset');
 $session->query_safe(q{SELECT idem.checkpoint(:'t', 'charging')});
 $session->query_safe(q{SELECT pay('forgotten too', '{"amount": 1}')});
 crash($node, 'server', $session);
-is($node->safe_psql('postgres', q{SELECT state, attempt, (SELECT recovery_point FROM idem.record WHERE key = 'remembered') FROM idem.lookup('jobs', 'remembered')}),
+is($node->safe_psql('postgres', q{SELECT state, attempt, (SELECT recovery_point FROM idem.record
+	WHERE key = 'remembered') FROM idem.lookup('jobs', 'remembered')}),
 	'in_progress|1|charging', 'server killed: claim and checkpoint are there');
 is($node->safe_psql('postgres', q{SELECT state FROM idem.lookup('payments', 'forgotten too')}),
 	'absent', 'server killed: an atomic operation without durability is gone');
@@ -304,11 +316,13 @@ $node->safe_psql('postgres', "COMMIT PREPARED 'prepared'");
 $node->safe_psql('postgres', "ROLLBACK PREPARED 'given up'");
 $node->safe_psql('postgres', "COMMIT PREPARED 'finished'");
 $node->safe_psql('postgres', "SELECT idem.checkpoint('$tokens{prepared}', 'charging')");
-is($node->safe_psql('postgres', qq{SELECT idem.complete('$tokens{prepared}', '"here"')}), '"here"', 'prepared: the token works in any session');
+is($node->safe_psql('postgres', qq{SELECT idem.complete('$tokens{prepared}', '"here"')}), '"here"',
+	'prepared: the token works in any session');
 is(state_of('prepared'), 'completed|1', 'prepared: the token completes its attempt');
 is(state_of('given up'), 'absent|', 'given up: the key is free');
 is(sqlstate($node, "SELECT idem.renew('$tokens{'given up'}')"), 'ID004', 'given up: the token is worthless');
-is($node->safe_psql('postgres', q{SELECT response FROM idem.claim('jobs', 'finished')}), '"done"', 'finished: the answer is replayed');
+is($node->safe_psql('postgres', q{SELECT response FROM idem.claim('jobs', 'finished')}), '"done"',
+	'finished: the answer is replayed');
 
 # A prepared takeover fences the old worker off when it commits, and not before.
 my $old = $node->safe_psql('postgres', leased('taken over'));
@@ -336,7 +350,8 @@ BEGIN
     COMMIT;
   END LOOP;
 END $$;
-CREATE PROCEDURE look(looks integer, INOUT missed integer DEFAULT 0, INOUT lost integer DEFAULT 0) LANGUAGE plpgsql AS $$
+CREATE PROCEDURE look(looks integer, INOUT missed integer DEFAULT 0, INOUT lost integer DEFAULT 0) LANGUAGE plpgsql
+  AS $$
 BEGIN
   FOR i IN 1 .. looks LOOP
     missed := missed + (SELECT (state = 'absent')::integer FROM idem.lookup('jobs', 'beaten'));
@@ -378,7 +393,8 @@ for my $how (sort keys %killers)
 	$killers{$how}->($worker);
 	is(outcome("dead by $how"), 'in_progress|', "$how: the lease outlives its worker");
 	$node->safe_psql('postgres', "CALL lapse('dead by $how')");
-	is( $node->safe_psql('postgres', "SELECT outcome, attempt, recovery_point, recovery_state FROM idem.try_claim('jobs', 'dead by $how', lease => '1 hour')"),
+	is( $node->safe_psql('postgres', "SELECT outcome, attempt, recovery_point, recovery_state
+		FROM idem.try_claim('jobs', 'dead by $how', lease => '1 hour')"),
 		'claimed|2|charging|{"amount": 7}', "$how: the next attempt continues from the recovery point");
 	is(sqlstate($node, "SELECT idem.complete('$token')"), 'ID004', "$how: the old token is fenced off");
 

@@ -175,14 +175,21 @@ is(outcome('single', 'one more'), 'limited', 'a tenant without a bucket is refus
 is(outcome('fast', 'one more'), 'claimed', 'but not in another scope');
 is(outcome('single', 'many 7'), 'limited', 'a tenant with a bucket is counted as before');
 is(outcome('unlimited', 'one more'), 'claimed', 'a scope without a limit is not affected');
-$node->safe_psql('postgres', "SELECT idem.create_scope('taker ' || i, claims_per_minute => 1) FROM generate_series(1, 20) i");
-$node->safe_psql('postgres', "SELECT attempt('taker ' || s, 'many ' || i) FROM generate_series(1, 20) s, generate_series(1, 100) i");
-is($node->safe_psql('other', sprintf $many, 'single'), '11 claimed, 189 limited', 'nor in another database, when twenty scopes of this one want all');
-(undef, undef, $stderr) = $node->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.claim('single', 'crowded out', tenant => 'one more')");
-like($stderr, qr/ID009: too many tenants in scope "single"\n.*share of the places.*\nHINT:  Retry with the same key after \d+\.\d seconds\..* "idem\.limited_tenants"/,
+$node->safe_psql('postgres', "SELECT idem.create_scope('taker ' || i, claims_per_minute => 1)
+	FROM generate_series(1, 20) i");
+$node->safe_psql('postgres', "SELECT attempt('taker ' || s, 'many ' || i) FROM generate_series(1, 20) s,
+	generate_series(1, 100) i");
+is($node->safe_psql('other', sprintf $many, 'single'), '11 claimed, 189 limited',
+	'nor in another database, when twenty scopes of this one want all');
+(undef, undef, $stderr) = $node->psql('postgres', "\\set VERBOSITY verbose\n"
+	. "SELECT idem.claim('single', 'crowded out', tenant => 'one more')");
+like($stderr,
+	qr/ID009: too many tenants in scope "single"\n.*share of the places.*
+HINT:  Retry with the same key after \d+\.\d seconds\..* "idem\.limited_tenants"/,
 	'the error says what happened');
 is($node->safe_psql('postgres', "SELECT detail FROM idem.health() WHERE check_name = 'limits' AND scope = 'single'"),
-	'Scope "single" counts the claims of 22 tenants for claims_per_minute, and has room for 0 more. When there is none, it refuses tenants that are not counted (ID009).',
+	'Scope "single" counts the claims of 22 tenants for claims_per_minute, and has room for 0 more. When there is '
+	. 'none, it refuses tenants that are not counted (ID009).',
 	'health() sees that the places are taken');
 is( $node->safe_psql('postgres', <<'SQL'), 0, 'the refusal says when a bucket becomes free');
 SELECT count(*) FROM attempt WHERE tenant ~ 'one more|many' AND outcome = 'limited'

@@ -35,7 +35,8 @@ INSERT INTO job SELECT '$when leased', token FROM idem.claim('orders', '$when le
 SELECT idem.renew(token, '2 hours') FROM job WHERE key = '$when leased';
 SELECT idem.checkpoint(token, 'half', '{"step": 2}') FROM job WHERE key IN ('$when leased', '$when running');
 SELECT idem.complete(token, '{"answer": 42}') FROM job WHERE key = '$when leased';
-SELECT idem.fail(token, '{"sqlstate": "P0042", "message": "sold out"}') FROM idem.claim('orders', '$when failed', '{"n": 1}');
+SELECT idem.fail(token, '{"sqlstate": "P0042", "message": "sold out"}')
+  FROM idem.claim('orders', '$when failed', '{"n": 1}');
 SELECT count(*) FROM idem.once_each('orders', ARRAY['$when each 1', '$when each 2']);
 SELECT idem.advance('orders', '$when stream', 7), idem.advance('orders', 'stream', (SELECT count(*) FROM job));
 SELECT idem.complete(token, '{"n": 1}') FROM idem.claim('orders', '$when reused', ttl => '1 us');
@@ -48,7 +49,8 @@ SELECT idem.alter_scope('orders', request_exclude => '{}');
 SELECT idem.create_scope('$when dropped');
 SELECT idem.once('$when dropped', 'k');
 SELECT idem.drop_scope('$when dropped');
-SELECT count(idem.complete(token)) FROM generate_series(1, 1500) i, idem.claim('orders', '$when short ' || i, ttl => '1 us');
+SELECT count(idem.complete(token)) FROM generate_series(1, 1500) i, idem.claim('orders', '$when short ' || i,
+  ttl => '1 us');
 SQL
 	return;
 }
@@ -66,7 +68,8 @@ sub purge
 {
 	my ($node, $database) = @_;
 	while ($node->safe_psql($database, 'SELECT idem.purge(70)') > 0) { }
-	$node->poll_query_until($database, 'SELECT NOT EXISTS (SELECT FROM idem.record WHERE expires < now() OR scope NOT IN (SELECT id FROM idem.scope))')
+	$node->poll_query_until($database, 'SELECT NOT EXISTS (SELECT FROM idem.record WHERE expires < now()
+		OR scope NOT IN (SELECT id FROM idem.scope))')
 	  or die "purging $database does not end";
 	return;
 }
@@ -83,7 +86,8 @@ sub caught_up
 	my ($database, $what) = @_;
 	my $lsn = $publisher->safe_psql($database, 'SELECT pg_current_wal_lsn()');
 	my $here = $publisher->poll_query_until('postgres',
-		"SELECT (replay_lsn >= '$lsn' AND state = 'streaming') FROM pg_stat_replication WHERE application_name = '$database'")
+		"SELECT (replay_lsn >= '$lsn' AND state = 'streaming') FROM pg_stat_replication
+			WHERE application_name = '$database'")
 	  if errors_applied($database) == 0;
 	ok($here, "$database: $what");
 	is(errors_applied($database), 0, "$database: without an error");
@@ -95,7 +99,8 @@ sub contents
 {
 	my ($node, $database) = @_;
 	return $node->safe_psql($database, <<'SQL');
-SELECT 'record', r::text FROM idem.record r WHERE expires > now() UNION ALL SELECT 'watermark', w::text FROM idem.watermark w
+SELECT 'record', r::text FROM idem.record r WHERE expires > now() UNION ALL SELECT 'watermark', w::text
+  FROM idem.watermark w
 UNION ALL SELECT 'scope', s::text FROM idem.scope s UNION ALL SELECT 'secret', s::text FROM idem.secret s ORDER BY 1, 2
 SQL
 }
@@ -106,27 +111,33 @@ sub answers
 	my ($database, $when) = @_;
 	my $outcome = sub {
 		my ($key, $n) = @_;
-		return $subscriber->safe_psql($database, "SELECT outcome, response, error->>'sqlstate' FROM idem.try_claim('orders', '$when $key', $n)");
+		return $subscriber->safe_psql($database, "SELECT outcome, response, error->>'sqlstate'
+			FROM idem.try_claim('orders', '$when $key', $n)");
 	};
 	my $one = q('{"n": 1}');
 	is($outcome->('atomic', $one), 'completed||', "$database, $when: a replay is answered");
-	is($outcome->('listed', qq('{"n": 1, "$when x": 2}')), 'completed||', "$database, $when: by the list of excluded members of its time");
+	is($outcome->('listed', qq('{"n": 1, "$when x": 2}')), 'completed||',
+		"$database, $when: by the list of excluded members of its time");
 	is($outcome->('listed', q('{"n": 1}')), 'completed||', "$database, $when: which leaves the member out");
 	is($outcome->('listed', q('{"n": 2}')), 'conflict||', "$database, $when: and no other");
 	is($outcome->('atomic', q('{"n": 2}')), 'conflict||', "$database, $when: a conflict is one");
-	is($subscriber->safe_psql($database, "SELECT idem.once('orders', md5('$when')::uuid::text, $one)"), 'f', "$database, $when: so is that of a UUID");
+	is($subscriber->safe_psql($database, "SELECT idem.once('orders', md5('$when')::uuid::text, $one)"), 'f',
+		"$database, $when: so is that of a UUID");
 	is($outcome->('leased', $one), 'completed|{"answer": 42}|', "$database, $when: so is what was leased");
 	is($outcome->('atomic leased', 'NULL'), 'completed|{"leased": 1}|', "$database, $when: and completed at once");
 	is($outcome->('failed', $one), 'failed||P0042', "$database, $when: a failure");
 	is($outcome->($_, 'NULL'), 'completed||', "$database, $when: $_") for ('each 1', 'each 2');
 	is($outcome->('reused', 'NULL'), 'completed|{"n": 2}|', "$database, $when: what took an expired record's place");
-	is($subscriber->safe_psql($database, "SELECT idem.advance('orders', '$when stream', 7), idem.advance('orders', '$when stream', 8)"),
+	is($subscriber->safe_psql($database, "SELECT idem.advance('orders', '$when stream', 7),
+		idem.advance('orders', '$when stream', 8)"),
 		'f|t', "$database, $when: a watermark is where it was");
 	is($outcome->('running', $one), 'in_progress||', "$database, $when: a lease holds");
 	my $token = $subscriber->safe_psql($database, "SELECT token FROM job WHERE key = '$when running'");
-	is($subscriber->safe_psql($database, "SELECT idem.complete('$token', '{\"late\": true}')"), '{"late": true}', "$database, $when: and is completed");
+	is($subscriber->safe_psql($database, "SELECT idem.complete('$token', '{\"late\": true}')"), '{"late": true}',
+		"$database, $when: and is completed");
 	is($outcome->('running', $one), 'completed|{"late": true}|', "$database, $when: for good");
-	is($subscriber->safe_psql($database, "SELECT idem.once('orders', '$when forgotten')"), 't', "$database, $when: what was forgotten is free");
+	is($subscriber->safe_psql($database, "SELECT idem.once('orders', '$when forgotten')"), 't',
+		"$database, $when: what was forgotten is free");
 	return;
 }
 
@@ -135,7 +146,8 @@ sub answers
 sub new_scope_is_new
 {
 	my ($database, $what) = @_;
-	is($subscriber->safe_psql($database, <<'SQL'), "\nt|t\n\n\nt|t", "$database: $what, nothing answers for a new scope");
+	is($subscriber->safe_psql($database,
+			<<'SQL'), "\nt|t\n\n\nt|t", "$database: $what, nothing answers for a new scope");
 SELECT idem.create_scope('new');
 SELECT idem.once('new', 'k'), idem.advance('new', 's', 1);
 SELECT idem.drop_scope('new');
@@ -143,7 +155,8 @@ SELECT idem.create_scope('new');
 SELECT idem.once('new', 'k'), idem.advance('new', 's', 1);
 SQL
 	is($subscriber->safe_psql($database, <<'SQL'), 't', "$database: $what, its id is above every other");
-SELECT id >= ALL (SELECT scope FROM idem.record UNION ALL SELECT scope FROM idem.watermark UNION ALL SELECT id FROM idem.scope)
+SELECT id >= ALL (SELECT scope FROM idem.record UNION ALL SELECT scope FROM idem.watermark UNION ALL SELECT id
+  FROM idem.scope)
   FROM idem.scope WHERE name = 'new'
 SQL
 	$subscriber->safe_psql($database, q{SELECT idem.drop_scope('new')});
@@ -154,7 +167,8 @@ sub publish
 {
 	my ($database) = @_;
 	$_->safe_psql('postgres', "CREATE DATABASE $database") for ($publisher, $subscriber);
-	$_->safe_psql($database, 'CREATE EXTENSION idem; CREATE TABLE job (key text PRIMARY KEY, token text)') for ($publisher, $subscriber);
+	$_->safe_psql($database, 'CREATE EXTENSION idem; CREATE TABLE job (key text PRIMARY KEY, token text)')
+	  for ($publisher, $subscriber);
 	$publisher->safe_psql($database, q{SELECT idem.create_scope('orders')});
 	work($database, 'copied');
 	$publisher->safe_psql($database, 'CREATE PUBLICATION everything FOR ALL TABLES');
@@ -177,7 +191,8 @@ is(contents($subscriber, $database), contents($publisher, $database), "$database
 
 # The subscriber's worker must not delete what the publisher may still change: it may lag behind
 # by more than a TTL.
-$publisher->safe_psql($database, q{INSERT INTO job SELECT 'lagging', token FROM idem.claim('orders', 'lagging', lease => '1 hour')});
+$publisher->safe_psql($database, q{INSERT INTO job SELECT 'lagging', token
+	FROM idem.claim('orders', 'lagging', lease => '1 hour')});
 caught_up($database, 'a claim that the publisher works on');
 $subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database DISABLE");
 $subscriber->safe_psql($database, q{UPDATE idem.record SET expires = now() - interval '1 s' WHERE key = 'lagging'});
@@ -195,22 +210,27 @@ SQL
 (undef, undef, $notice) = $subscriber->psql($database, 'SELECT idem.purge()');
 is($notice, '', "$database: with a table of this server, nothing is said");
 ok($subscriber->poll_query_until($database, 'SELECT count(*) = 0 FROM here'), "$database: that table is purged");
-is($subscriber->safe_psql($database, "SELECT count(*) FROM idem.record WHERE key = 'lagging'"), 1, "$database: the other is not");
+is($subscriber->safe_psql($database, "SELECT count(*) FROM idem.record WHERE key = 'lagging'"), 1,
+	"$database: the other is not");
 # Nor one that a subscription writes through a partitioned table.
 $subscriber->safe_psql($database, <<'SQL');
 CREATE TABLE root (LIKE here) PARTITION BY LIST (scope);
 ALTER TABLE root ATTACH PARTITION here DEFAULT;
 SET allow_system_table_mods = on;
-INSERT INTO pg_subscription_rel SELECT oid, 'root'::regclass, 'r' FROM pg_subscription WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database());
+INSERT INTO pg_subscription_rel SELECT oid, 'root'::regclass, 'r' FROM pg_subscription
+  WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database());
 INSERT INTO here (digest, created, expires, scope, state, tenant, key)
   SELECT gen_random_uuid(), now(), now(), id, 'c', '', 'own' FROM idem.scope WHERE name = 'orders';
 SQL
-is($subscriber->safe_psql($database, 'SELECT idem.purge()'), '0', "$database: what arrives through a partitioned table is left");
-$subscriber->safe_psql($database, q{SET allow_system_table_mods = on; DELETE FROM pg_subscription_rel WHERE srrelid = 'root'::regclass; DROP TABLE root});
+is($subscriber->safe_psql($database, 'SELECT idem.purge()'), '0',
+	"$database: what arrives through a partitioned table is left");
+$subscriber->safe_psql($database, q{SET allow_system_table_mods = on;
+	DELETE FROM pg_subscription_rel WHERE srrelid = 'root'::regclass; DROP TABLE root});
 $publisher->safe_psql($database, q{SELECT idem.complete(token, '"done"') FROM job WHERE key = 'lagging'});
 $subscriber->safe_psql($database, "ALTER SUBSCRIPTION $database ENABLE");
 caught_up($database, 'the subscription goes on');
-is($subscriber->safe_psql($database, q{SELECT state, response FROM idem.lookup('orders', 'lagging')}), 'completed|"done"',
+is($subscriber->safe_psql($database, q{SELECT state, response FROM idem.lookup('orders', 'lagging')}),
+	'completed|"done"',
 	"$database: what was completed meanwhile is there");
 
 # An operation that is begun here is finished there.
@@ -224,8 +244,10 @@ SQL
 # The records of a dropped scope still exist when the publisher is shut down.
 $publisher->append_conf('postgresql.conf', 'idem.purge_naptime = 0');
 $publisher->reload;
-$publisher->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'idem purger'});
-$publisher->safe_psql($database, q{SELECT idem.create_scope('last'); SELECT idem.once('last', 'k'); SELECT idem.advance('last', 's', 9);
+$publisher->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_stat_activity
+	WHERE backend_type = 'idem purger'});
+$publisher->safe_psql($database, q{SELECT idem.create_scope('last'); SELECT idem.once('last', 'k');
+	SELECT idem.advance('last', 's', 9);
 	SELECT idem.drop_scope('last')});
 caught_up($database, 'everything is there');
 $publisher->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
@@ -240,25 +262,31 @@ for my $trap (
 {
 	my ($what, $set, $state) = @$trap;
 	is(sqlstate($publisher, "BEGIN; $set; $_; ROLLBACK", 'current'), $state, "$what: $_")
-	  for (q{SELECT idem.forget('orders', 'copied atomic')}, q{SELECT idem.renew(token) FROM job WHERE key = 'copied running'});
+	  for (q{SELECT idem.forget('orders', 'copied atomic')},
+		q{SELECT idem.renew(token) FROM job WHERE key = 'copied running'});
 }
 
 # The switchover. The worker of the subscription ends before the publisher does.
-$subscriber->poll_query_until($database, 'SELECT count(*) = 0 FROM pg_stat_subscription WHERE pid IS NOT NULL') or die 'still subscribed';
+$subscriber->poll_query_until($database, 'SELECT count(*) = 0 FROM pg_stat_subscription WHERE pid IS NOT NULL')
+  or die 'still subscribed';
 $publisher->stop;
 $subscriber->safe_psql($database, $_)
   for ("ALTER SUBSCRIPTION $database SET (slot_name = NONE)", "DROP SUBSCRIPTION $database");
 new_scope_is_new($database, 'after the switchover');
 answers($database, $_) for ('copied', 'streamed');
-is($subscriber->safe_psql($database, q{SELECT request, attempt, recovery_point, last_error->>'message' FROM idem.take('orders') WHERE key = 'begun'}),
+is($subscriber->safe_psql($database, q{SELECT request, attempt, recovery_point, last_error->>'message'
+	FROM idem.take('orders') WHERE key = 'begun'}),
 	'{"n": 1}|2|half way|later', "$database: what was begun there can be finished here");
-is($subscriber->safe_psql($database, 'SELECT count(*) FROM idem.secret'), 4, "$database: the secrets of the old primary, and no others");
+is($subscriber->safe_psql($database, 'SELECT count(*) FROM idem.secret'), 4,
+	"$database: the secrets of the old primary, and no others");
 $subscriber->safe_psql($database, q{SELECT count(idem.complete(token)) FROM generate_series(1, 500) i,
 	idem.claim('orders', 'short ' || i, ttl => '1 us')});
 purge($subscriber, $database);
 pass("$database: the worker purges what expires, and what the dropped scope left");
-unlike(slurp_file($subscriber->logfile), qr/logical replication.*(exited|ERROR)|ERROR:.*replica/, 'no replication worker failed');
-unlike(slurp_file($_->logfile), qr/idem (purger|launcher) (ERROR|WARNING|FATAL)/, 'no idem worker either') for ($publisher, $subscriber);
+unlike(slurp_file($subscriber->logfile), qr/logical replication.*(exited|ERROR)|ERROR:.*replica/,
+	'no replication worker failed');
+unlike(slurp_file($_->logfile), qr/idem (purger|launcher) (ERROR|WARNING|FATAL)/, 'no idem worker either')
+  for ($publisher, $subscriber);
 log_is_clean($_) for ($publisher, $subscriber);
 $subscriber->stop;
 done_testing();

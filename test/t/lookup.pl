@@ -19,7 +19,8 @@ SQL
 # lock, the server's timer for deadlocks sets the latch once more, hence deadlock_timeout.)
 my $directory = PostgreSQL::Test::Utils::tempdir;
 my ($shim, $endless) = ("$directory/endless_wait.so", "$directory/endless");
-my $built = !managed_edition() && system('cc', '-shared', '-fPIC', '-o', $shim, "$ENV{TESTDIR}/test/t/endless_wait.c", '-ldl') == 0;
+my $built = !managed_edition() && system('cc', '-shared', '-fPIC', '-o', $shim, "$ENV{TESTDIR}/test/t/endless_wait.c",
+	'-ldl') == 0;
 my $node = PostgreSQL::Test::Cluster->new('woken');
 $node->init(allows_streaming => 1);    # commits can wait for a standby
 $node->append_conf('postgresql.conf', q{shared_preload_libraries = 'idem'}) unless managed_edition();
@@ -40,7 +41,8 @@ install_payments($node);
 install_lapse($node);
 $node->safe_psql('postgres', $schema);
 $node->safe_psql('postgres', 'CREATE FUNCTION announced() RETURNS integer ' . (managed_edition()
-	? q{LANGUAGE sql AS $$ SELECT count(*)::integer FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query ~ 'idem\.' $$}
+	? q{LANGUAGE sql AS $$ SELECT count(*)::integer FROM pg_stat_activity WHERE wait_event = 'PgSleep'
+		AND query ~ 'idem\.' $$}
 	: q{AS '$libdir/idem', 'idem_announced_waits' LANGUAGE C}));
 
 # The token of a new lease.
@@ -100,11 +102,15 @@ for my $case (
 	[ 'lookup', 'fail', q{SELECT idem.fail('%2$s', '{"message": "no"}')}, 'failed|1' ],
 	[ 'lookup', 'release, and a takeover by another', "SELECT idem.release('%2\$s'); $take_over", 'completed|2' ],
 	[ 'lookup', 'a takeover by an atomic claim', "CALL lapse('%1\$s'); $take_over", 'completed|2' ],
-	[ 'lookup', 'a takeover by once_each', q{CALL lapse('%1$s'); SELECT idem.once_each('jobs', '{%1$s}')}, 'completed|2' ],
+	[ 'lookup', 'a takeover by once_each', q{CALL lapse('%1$s'); SELECT idem.once_each('jobs', '{%1$s}')},
+		'completed|2' ],
 	[ 'lookup', 'forget', q{CALL lapse('%1$s'); SELECT idem.forget('jobs', '%1$s')}, 'absent|' ],
-	[ 'lookup', 'a rolled back complete and another', q{BEGIN; SELECT idem.complete('%2$s'); ROLLBACK; SELECT idem.complete('%2$s')}, 'completed|1' ],
-	[ 'lookup', 'complete in a savepoint', q{BEGIN; SAVEPOINT s; SELECT idem.complete('%2$s'); RELEASE s; COMMIT}, 'completed|1' ],
-	[ 'lookup', 'one of fifty', q{BEGIN; SELECT count(idem.complete(token)) FROM generate_series(1, 50) i, idem.claim('jobs', 'x' || i, lease => '1 hour'); SELECT idem.complete('%2$s'); COMMIT}, 'completed|1' ],
+	[ 'lookup', 'a rolled back complete and another',
+		q{BEGIN; SELECT idem.complete('%2$s'); ROLLBACK; SELECT idem.complete('%2$s')}, 'completed|1' ],
+	[ 'lookup', 'complete in a savepoint', q{BEGIN; SAVEPOINT s; SELECT idem.complete('%2$s'); RELEASE s; COMMIT},
+		'completed|1' ],
+	[ 'lookup', 'one of fifty', q{BEGIN; SELECT count(idem.complete(token)) FROM generate_series(1, 50) i,
+		idem.claim('jobs', 'x' || i, lease => '1 hour'); SELECT idem.complete('%2$s'); COMMIT}, 'completed|1' ],
 	[ 'claim', 'complete', q{SELECT idem.complete('%2$s')}, 'completed|1' ],
 	[ 'claim', 'release', q{SELECT idem.release('%2$s')}, 'claimed|2' ],
 	[ 'claim', 'revoke', q{SELECT idem.revoke('jobs', '%1$s')}, 'claimed|2' ])

@@ -10,7 +10,8 @@ use PostgreSQL::Test::Utils;
 use Storm;
 use Test::More;
 
-my $node = idem_node('managed', bare => 1, conf => "max_connections = 60\nlog_statement = none\nmax_locks_per_transaction = 256", init => { allows_streaming => 1 });
+my $node = idem_node('managed', bare => 1, conf => "max_connections = 60\nlog_statement = none\n"
+	. "max_locks_per_transaction = 256", init => { allows_streaming => 1 });
 my $file = 'sql/managed.sql';
 
 # The one file for clients that are not psql.
@@ -26,7 +27,8 @@ sub run_file
 	my ($path, $database, $role, $then) = @_;
 	local $ENV{PGOPTIONS} = defined $role ? "-c role=$role" : '';
 	my ($out, $err);
-	my $done = IPC::Run::run([ qw(psql -XqAt -v ON_ERROR_STOP=1 -f), $path, (defined $then ? ('-c', $then) : ()), '-d', $node->connstr($database) ], '>', \$out, '2>', \$err);
+	my $done = IPC::Run::run([ qw(psql -XqAt -v ON_ERROR_STOP=1 -f), $path, (defined $then ? ('-c', $then) : ()), '-d',
+			$node->connstr($database) ], '>', \$out, '2>', \$err);
 	return ($done, $err, $out);
 }
 
@@ -42,33 +44,44 @@ sub install
 
 # A role that may create schemas and nothing else, in two databases; default privileges that would
 # open the tables to every role; and schemas that shadow what the script names.
-ask('CREATE ROLE installer NOSUPERUSER NOCREATEROLE LOGIN; CREATE ROLE app LOGIN; CREATE ROLE stranger LOGIN; CREATE ROLE admin LOGIN IN ROLE app');
+ask('CREATE ROLE installer NOSUPERUSER NOCREATEROLE LOGIN; CREATE ROLE app LOGIN; CREATE ROLE stranger LOGIN;
+	CREATE ROLE admin LOGIN IN ROLE app');
 my %given = (first => 'ALL', second => 'SELECT');
 for my $database (sort keys %given)
 {
 	ask("CREATE DATABASE $database");
-	ask("GRANT CREATE ON DATABASE $database TO installer; CREATE SCHEMA hostile; GRANT USAGE ON SCHEMA hostile TO PUBLIC;
+	ask("GRANT CREATE ON DATABASE $database TO installer; CREATE SCHEMA hostile;
+		GRANT USAGE ON SCHEMA hostile TO PUBLIC;
 		ALTER DEFAULT PRIVILEGES FOR ROLE installer GRANT $given{$database} ON TABLES TO PUBLIC;
 		ALTER DEFAULT PRIVILEGES FOR ROLE installer GRANT $given{$database} ON SEQUENCES TO PUBLIC;
 		CREATE TABLE hostile.theft (what text); GRANT ALL ON hostile.theft TO PUBLIC;
-		CREATE FUNCTION hostile.sha256(bytea) RETURNS bytea LANGUAGE plpgsql AS \$\$ BEGIN INSERT INTO hostile.theft VALUES (\$1::text); RETURN '\\x00'; END \$\$;
-		CREATE FUNCTION hostile.concat_bytes(bytea, bytea) RETURNS bytea LANGUAGE plpgsql AS \$\$ BEGIN INSERT INTO hostile.theft VALUES (\$1::text); RETURN \$1; END \$\$;
+		CREATE FUNCTION hostile.sha256(bytea) RETURNS bytea LANGUAGE plpgsql AS \$\$ BEGIN INSERT INTO hostile.theft
+		VALUES (\$1::text); RETURN '\\x00'; END \$\$;
+		CREATE FUNCTION hostile.concat_bytes(bytea, bytea) RETURNS bytea LANGUAGE plpgsql AS \$\$ BEGIN
+		INSERT INTO hostile.theft VALUES (\$1::text); RETURN \$1; END \$\$;
 		CREATE OPERATOR hostile.|| (LEFTARG = bytea, RIGHTARG = bytea, FUNCTION = hostile.concat_bytes);
-		CREATE FUNCTION hostile.same(text, text) RETURNS boolean LANGUAGE plpgsql AS \$\$ BEGIN INSERT INTO hostile.theft VALUES (\$1 || \$2); RETURN true; END \$\$;
+		CREATE FUNCTION hostile.same(text, text) RETURNS boolean LANGUAGE plpgsql AS \$\$ BEGIN
+		INSERT INTO hostile.theft VALUES (\$1 || \$2); RETURN true; END \$\$;
 		CREATE OPERATOR hostile.= (LEFTARG = text, RIGHTARG = text, FUNCTION = hostile.same);
-		CREATE FUNCTION hostile.format(text, text) RETURNS text LANGUAGE plpgsql AS \$\$ BEGIN INSERT INTO hostile.theft VALUES (\$1); RETURN ''; END \$\$;
+		CREATE FUNCTION hostile.format(text, text) RETURNS text LANGUAGE plpgsql AS \$\$ BEGIN INSERT INTO hostile.theft
+		VALUES (\$1); RETURN ''; END \$\$;
 		CREATE FUNCTION hostile.pg_has_role(oid, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
 		CREATE FUNCTION hostile.pg_has_role(oid, oid, text) RETURNS boolean LANGUAGE sql AS 'SELECT true';
 		ALTER DATABASE $database SET search_path = hostile, pg_catalog", $database);
 	install($database, 'installer', $database eq 'second' ? $flat : $file);
 }
-is(ask(q{SELECT idem.edition(), (SELECT count(*) FROM pg_proc WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND proowner <> 'installer'::regrole)}, 'first'),
+is(ask(q{SELECT idem.edition(), (SELECT count(*) FROM pg_proc
+	WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND proowner <> 'installer'::regrole)},
+	'first'),
 	'sql|0', 'all of it belongs to the role that installed it');
 is(ask(q{SELECT string_agg(DISTINCT c.relname || ' ' || a.grantee::regrole, ', ') FROM pg_class c, aclexplode(relacl) a
-	WHERE relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND relkind IN ('r', 'S') AND a.grantee <> relowner}, $_), '',
+	WHERE relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND relkind IN ('r', 'S')
+	AND a.grantee <> relowner}, $_), '',
 	"$_: no role has privileges on its tables, whatever the default privileges are") for sort keys %given;
-is(ask(q{SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-	AND prosecdef AND NOT EXISTS (SELECT FROM unnest(proconfig) c WHERE c LIKE 'search_path=pg_catalog, pg_temp') AND prosrc !~ 'OPERATOR\(pg_catalog\.'}, 'first'), '',
+is(ask(q{SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p
+	WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+	AND prosecdef AND NOT EXISTS (SELECT FROM unnest(proconfig) c WHERE c LIKE 'search_path=pg_catalog, pg_temp')
+	AND prosrc !~ 'OPERATOR\(pg_catalog\.'}, 'first'), '',
 	'a function with the rights of its owner has a search_path of its own, or names the schema of every operator');
 my ($done, $err) = run_file($file, 'first', 'installer');
 ok(!$done, 'it is not installed twice');
@@ -79,24 +92,29 @@ ask('CREATE EXTENSION idem', 'extended');
 like($err, qr/the extension idem is installed in this database/, 'nor beside the extension');
 
 # Scopes belong to roles: the installer grants what administrators need.
-ask(q{SELECT idem.create_scope('payments', owner => 'app'), idem.create_scope('second', owner => 'installer')}, 'first');
-ask(q{SET ROLE installer; GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.forget, idem.erase, idem.revoke, idem.forget_tenant, idem.erase_tenant, idem.purge TO admin}, 'first');
+ask(q{SELECT idem.create_scope('payments', owner => 'app'), idem.create_scope('second', owner => 'installer')},
+	'first');
+ask(q{SET ROLE installer; GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.forget, idem.erase,
+	idem.revoke, idem.forget_tenant, idem.erase_tenant, idem.purge TO admin}, 'first');
 sub as
 {
 	my ($role, $query, $database) = @_;
 	my (undef, $out, $err) = $node->psql($database // 'first', "\\set VERBOSITY sqlstate\nSET ROLE $role;\n$query");
 	return $err =~ /ERROR:\s+(\w{5})/ ? $1 : $out;
 }
-is(as('app', q{SELECT outcome FROM idem.try_claim('payments', 'k') c, idem.complete(c.token, '"done"')}), 'claimed', 'a member of the owner uses a scope');
+is(as('app', q{SELECT outcome FROM idem.try_claim('payments', 'k') c, idem.complete(c.token, '"done"')}), 'claimed',
+	'a member of the owner uses a scope');
 is(as('app', q{SELECT idem.forget('payments', 'k')}), '42501', 'but may not administer it');
 is(as('stranger', q{SELECT state FROM idem.lookup('payments', 'k')}), '42501', 'a stranger may not use it');
 is(as('admin', q{SELECT idem.alter_scope('payments', ttl => '2 days')}), '', 'a role with EXECUTE administers it');
 is(as('admin', q{SELECT idem.alter_scope('second', ttl => '2 days')}), '42501', 'and no scope of another owner');
 is(as('admin', q{SELECT idem.create_scope('of others', owner => 'stranger')}), '42501', 'nor gives a role a scope');
-is(as('admin', q{SELECT idem.erase('payments', 'k'), (SELECT redacted FROM idem.lookup('payments', 'k'))}), 't|t', 'it erases an answer');
+is(as('admin', q{SELECT idem.erase('payments', 'k'), (SELECT redacted FROM idem.lookup('payments', 'k'))}), 't|t',
+	'it erases an answer');
 is(as('admin', q{SELECT idem.forget('payments', 'k'), idem.forget('payments', 'k')}), 't|f', 'and forgets a key');
 is(as('admin', q{SELECT idem.claims_per_minute()}), '42883', 'there is no other function');
-is(as('admin', q{SELECT idem.create_scope('limited', claims_per_minute => 1)}), '0A000', 'what this edition lacks is refused');
+is(as('admin', q{SELECT idem.create_scope('limited', claims_per_minute => 1)}), '0A000',
+	'what this edition lacks is refused');
 is(as('stranger', q{SELECT idem.use_records('hostile.theft')}), '0A000', 'so is the choice of a table');
 
 # Attacks on the functions that have the rights of their owner: with no proof, with that of another
@@ -107,95 +125,141 @@ my %forged = (
 my $victim = ask(q{SELECT 'app'::regrole::oid}, 'first');
 for my $kind (sort keys %forged)
 {
-	is(as('stranger', "SELECT idem_internal.drop_scope($victim, $forged{$kind}, 'payments', false)"), '42501', "with $kind, no role acts as another: drop_scope");
-	is(as('stranger', "SELECT idem_internal.change_key($victim, $forged{$kind}, 'forget', 'payments', 'k', 'text', NULL, true)"), '42501', "... change_key");
-	is(as('stranger', "SELECT idem_internal.create_scope($victim, $forged{$kind}, 'x', '{}', '{}', NULL, false)"), '42501', "... create_scope");
-	is(as('stranger', "SELECT * FROM idem_internal.observed_figures($victim, $forged{$kind}, '{1}', '{1 day}', '{1}')"), '42501', "... observed_figures");
+	is(as('stranger', "SELECT idem_internal.drop_scope($victim, $forged{$kind}, 'payments', false)"), '42501',
+		"with $kind, no role acts as another: drop_scope");
+	is(as('stranger', "SELECT idem_internal.change_key($victim, $forged{$kind}, 'forget', 'payments', 'k', 'text', NULL,
+		true)"), '42501', "... change_key");
+	is(as('stranger', "SELECT idem_internal.create_scope($victim, $forged{$kind}, 'x', '{}', '{}', NULL, false)"),
+		'42501', "... create_scope");
+	is(as('stranger', "SELECT * FROM idem_internal.observed_figures($victim, $forged{$kind}, '{1}', '{1 day}', '{1}')"),
+		'42501', "... observed_figures");
 }
-is(as('app', "SELECT idem_internal.change_key(role, proof, 'forget', 'payments', 'k', 'text', NULL, true) FROM idem_internal.caller"), '42501',
+is(as('app', "SELECT idem_internal.change_key(role, proof, 'forget', 'payments', 'k', 'text', NULL, true)
+	FROM idem_internal.caller"), '42501',
 	'with its own proof, a role may call no function that it has no EXECUTE on');
 for my $function (qw(claim lookup forget_tenant), '')
 {
-	is(as('app', "SELECT idem_internal.change_key(role, proof, '$function', 'payments', 'k', 'text', NULL, true) FROM idem_internal.caller"), '42501', "nor by the name of another: change_key for '$function'");
-	is(as('app', "SELECT idem_internal.change_tenant(role, proof, nullif('$function', ''), 'payments', '', true) FROM idem_internal.caller"), '42501', '... change_tenant');
+	is(as('app', "SELECT idem_internal.change_key(role, proof, '$function', 'payments', 'k', 'text', NULL, true)
+		FROM idem_internal.caller"), '42501', "nor by the name of another: change_key for '$function'");
+	is(as('app', "SELECT idem_internal.change_tenant(role, proof, nullif('$function', ''), 'payments', '', true)
+		FROM idem_internal.caller"), '42501', '... change_tenant');
 }
 # The name of a role without a name is that of its OID.
 ask(q{CREATE ROLE gone; CREATE ROLE follower; SELECT idem.create_scope('orphan', owner => 'gone')}, 'first');
 ask(q{SELECT idem.once('orphan', 'k')}, 'first');
 my $gone = ask(q{SELECT 'gone'::regrole::oid});
 ask(qq{DROP ROLE gone; ALTER ROLE follower RENAME TO "unknown (OID=$gone)"});
-is(as(qq{"unknown (OID=$gone)"}, "SELECT idem_internal.lookup($gone, c.proof, 'orphan', 'k', 'text', NULL, NULL) FROM idem_internal.caller c"), '42501', 'no role follows one that was dropped');
-is(ask(q{SET search_path = pg_catalog; SELECT 1 FROM idem.purge(); SELECT owner FROM idem.scope WHERE name = 'orphan'}, 'first'), "1\n-", 'nor does a purge leave the number of such a role, which a dump would carry to another server');
+is(as(qq{"unknown (OID=$gone)"}, "SELECT idem_internal.lookup($gone, c.proof, 'orphan', 'k', 'text', NULL, NULL)
+	FROM idem_internal.caller c"), '42501', 'no role follows one that was dropped');
+is(ask(q{SET search_path = pg_catalog; SELECT 1 FROM idem.purge(); SELECT owner FROM idem.scope WHERE name = 'orphan'},
+		'first'), "1\n-",
+	'nor does a purge leave the number of such a role, which a dump would carry to another server');
 ask(q{SELECT idem.forget('orphan', 'k'), idem.drop_scope('orphan')}, 'first');
 my $proof = ask("SET ROLE app; SELECT proof FROM idem_internal.caller", 'first');
-is(as('stranger', "SELECT idem_internal.scope_ddl($victim, '$proof', 'payments')"), '42501', 'a proof ends with its transaction');
-is(ask(q{SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc p WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-	AND prosecdef AND prorettype <> 'trigger'::regtype AND has_function_privilege('stranger', oid, 'EXECUTE') AND proargnames[1:2] IS DISTINCT FROM '{caller,proof}' AND p.oid::regprocedure::text !~ '^idem_internal.(complete|check_snapshot)\\(|^idem.current_key\\('}, 'first'), '',
-	'every function that acts with the rights of its owner for any role asks for a proof, but for those that see the own transaction only, and one without arguments');
-is(as('stranger', q{SELECT has_table_privilege('idem.secret', 'SELECT') OR has_table_privilege('idem.record', 'SELECT')}), 'f', 'the secrets are out of reach');
-is(as('stranger', q{CREATE FUNCTION idem.claim(text) RETURNS text LANGUAGE sql AS 'SELECT 1'}), '42501', 'no role plants functions in the schema');
-is(as('app', q{SET search_path = hostile, pg_catalog; SELECT outcome FROM idem.try_claim('payments', 'hostile', '{"a": 1.50}') c, idem.complete(c.token, '1');
-	SELECT idem.once('payments', 'hostile 2'), idem.advance('payments', 's', 1)}), "claimed\nt|t", 'calls under a hostile search_path do their work');
-is(as('admin', q{SET search_path = hostile, pg_catalog; SELECT idem.forget('payments', 'hostile'), idem.create_scope('admins'), idem.scope_ddl('admins') <> '', idem.purge()}), 't||t|0',
+is(as('stranger', "SELECT idem_internal.scope_ddl($victim, '$proof', 'payments')"), '42501',
+	'a proof ends with its transaction');
+is(ask(q{SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc p
+	WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+	AND prosecdef AND prorettype <> 'trigger'::regtype AND has_function_privilege('stranger', oid, 'EXECUTE')
+	AND proargnames[1:2] IS DISTINCT FROM '{caller,proof}'
+	AND p.oid::regprocedure::text !~ '^idem_internal.(complete|check_snapshot)\\(|^idem.current_key\\('}, 'first'), '',
+	'every function that acts with the rights of its owner for any role asks for a proof, but for those that see '
+	. 'the own transaction only, and one without arguments');
+is(as('stranger', q{SELECT has_table_privilege('idem.secret', 'SELECT')
+	OR has_table_privilege('idem.record', 'SELECT')}), 'f', 'the secrets are out of reach');
+is(as('stranger', q{CREATE FUNCTION idem.claim(text) RETURNS text LANGUAGE sql AS 'SELECT 1'}), '42501',
+	'no role plants functions in the schema');
+is(as('app', q{SET search_path = hostile, pg_catalog;
+	SELECT outcome FROM idem.try_claim('payments', 'hostile', '{"a": 1.50}') c, idem.complete(c.token, '1');
+	SELECT idem.once('payments', 'hostile 2'), idem.advance('payments', 's', 1)}), "claimed\nt|t",
+	'calls under a hostile search_path do their work');
+is(as('admin', q{SET search_path = hostile, pg_catalog;
+	SELECT idem.forget('payments', 'hostile'), idem.create_scope('admins'), idem.scope_ddl('admins') <> '',
+	idem.purge()}), 't||t|0',
 	'so does administration');
-is(ask(q{SET search_path = hostile, pg_catalog; DO $$ BEGIN PERFORM idem.use_records('hostile.theft'); EXCEPTION WHEN feature_not_supported THEN NULL; END $$; SELECT 'refused'}, 'first'), 'refused',
+is(ask(q{SET search_path = hostile, pg_catalog; DO $$ BEGIN PERFORM idem.use_records('hostile.theft');
+	EXCEPTION WHEN feature_not_supported THEN NULL; END $$; SELECT 'refused'}, 'first'), 'refused',
 	'what is refused is refused in an EXCEPTION block, where a trap would leave its mark');
-is(ask('SELECT count(*) FROM hostile.theft', 'first'), 0, 'and no code of another role ran, at installation or in a call');
+is(ask('SELECT count(*) FROM hostile.theft', 'first'), 0,
+	'and no code of another role ran, at installation or in a call');
 ask("ALTER DATABASE $_ RESET search_path", $_) for qw(first second);
 is(as('stranger', q{SELECT count(*) FROM idem.scopes, idem.records}), '0', 'the views show no scope of others');
 is(as('app', q{SELECT count(*) FROM idem.scopes}), '1', 'and those of the caller');
 
-is(as('app', q{SELECT bool_and(k > before) AND count(*) = 1000 AND bool_and(k ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'),
+is(as('app', q{SELECT bool_and(k > before) AND count(*) = 1000
+	AND bool_and(k ~ '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'),
 	abs(extract(epoch FROM now()) * 1000 - max(('x' || left(k, 8) || substr(k, 10, 4))::bit(48)::bigint)) < 60000
-	FROM (SELECT k, lag(k, 1, '') OVER (ORDER BY i) AS before FROM (SELECT i, idem.new_key() AS k FROM generate_series(1, 1000) i) n) o}), 't|t',
+	FROM (SELECT k, lag(k, 1, '') OVER (ORDER BY i) AS before
+	FROM (SELECT i, idem.new_key() AS k FROM generate_series(1, 1000) i) n) o}), 't|t',
 	'new keys are UUIDv7 of the time, in ascending order');
-is(as('app', q{SELECT count(idem.once('payments', k, tenant => 'leaver')) FROM unnest('{a,b,c}'::text[]) k; SELECT idem.advance('payments', 's', 5, 'leaver')}), "3\nt", 'a tenant has records');
-is(as('admin', q{SELECT idem.erase_tenant('payments', 'leaver'), idem.forget_tenant('payments', 'leaver'); SELECT count(*) FROM idem.streams WHERE tenant = 'leaver'}), "3|3\n0",
+is(as('app', q{SELECT count(idem.once('payments', k, tenant => 'leaver')) FROM unnest('{a,b,c}'::text[]) k;
+	SELECT idem.advance('payments', 's', 5, 'leaver')}), "3\nt", 'a tenant has records');
+is(as('admin', q{SELECT idem.erase_tenant('payments', 'leaver'), idem.forget_tenant('payments', 'leaver');
+	SELECT count(*) FROM idem.streams WHERE tenant = 'leaver'}), "3|3\n0",
 	'they are erased and forgotten, with the watermarks');
-is(as('app', q{SELECT idem.checkpoint(token, 'charged', '{"a": 1}') FROM idem.claim('payments', 'half', tenant => 'leaver', lease => '1 hour')}), '', 'the tenant begins an operation');
-is(as('admin', q{SELECT idem.alter_scope('payments', wait => '0'); SELECT idem.forget_tenant('payments', 'leaver')}), 'ID001', 'its lease is not ended by a deletion');
-is(as('admin', q{SELECT idem.revoke('payments', 'half', 'leaver'), idem.erase_tenant('payments', 'leaver')}), '55000', 'nor are its recovery points lost');
-is(as('admin', q{SELECT idem.revoke('payments', 'half', 'leaver'), idem.forget_tenant('payments', 'leaver', true)}), 't|1', 'unless that is forced');
+is(as('app', q{SELECT idem.checkpoint(token, 'charged', '{"a": 1}')
+	FROM idem.claim('payments', 'half', tenant => 'leaver', lease => '1 hour')}), '', 'the tenant begins an operation');
+is(as('admin', q{SELECT idem.alter_scope('payments', wait => '0'); SELECT idem.forget_tenant('payments', 'leaver')}),
+	'ID001', 'its lease is not ended by a deletion');
+is(as('admin', q{SELECT idem.revoke('payments', 'half', 'leaver'), idem.erase_tenant('payments', 'leaver')}), '55000',
+	'nor are its recovery points lost');
+is(as('admin', q{SELECT idem.revoke('payments', 'half', 'leaver'), idem.forget_tenant('payments', 'leaver', true)}),
+	't|1', 'unless that is forced');
 is(as('admin', q{SELECT idem.erase_tenant(NULL, 'leaver')}), '42501', 'a tenant is erased in all scopes');
 is(as('installer', q{SELECT idem.erase_tenant(NULL, 'leaver')}), '0', 'by the owner of the schema alone');
 
 # As at providers: the role that installs idem cannot log in, and roles of requests have a timeout.
-ask(q{CREATE DATABASE provider; CREATE ROLE idem_owner NOLOGIN; GRANT idem_owner TO installer; GRANT CREATE ON DATABASE provider TO idem_owner;
-	CREATE ROLE authenticator LOGIN NOINHERIT; CREATE ROLE anon; GRANT anon TO authenticator; ALTER ROLE authenticator SET statement_timeout = '3s'});
+ask(q{CREATE DATABASE provider; CREATE ROLE idem_owner NOLOGIN; GRANT idem_owner TO installer;
+	GRANT CREATE ON DATABASE provider TO idem_owner;
+	CREATE ROLE authenticator LOGIN NOINHERIT; CREATE ROLE anon; GRANT anon TO authenticator;
+	ALTER ROLE authenticator SET statement_timeout = '3s'});
 ($done, $err) = run_file($flat, 'provider', 'idem_owner');
 ok($done, 'a role without LOGIN owns what another installs for it') or diag $err;
-ask(q{GRANT anon TO idem_owner; SET ROLE idem_owner; SELECT idem.create_scope('requests', owner => 'anon', wait => '1 minute')}, 'provider');
+ask(q{GRANT anon TO idem_owner; SET ROLE idem_owner;
+	SELECT idem.create_scope('requests', owner => 'anon', wait => '1 minute')}, 'provider');
 {
-	my $request = sub { my ($sql) = @_; my (undef, $out, $error) = $node->psql('provider', "\\set VERBOSITY sqlstate\nSET ROLE anon; $sql", extra_params => [ '-U', 'authenticator' ]); return $error =~ /ERROR:\s+(\w{5})/ ? $1 : $out; };
-	is($request->("SELECT idem.once('requests', 'message-1'), idem.once('requests', 'message-1')"), 't|f', 'and requests use it');
+	my $request = sub { my ($sql) = @_; my (undef, $out, $error) = $node->psql('provider', "\\set VERBOSITY sqlstate\n"
+		. "SET ROLE anon; $sql", extra_params => [ '-U', 'authenticator' ]); return $error =~ /ERROR:\s+(\w{5})/ ? $1
+	: $out; };
+	is($request->("SELECT idem.once('requests', 'message-1'), idem.once('requests', 'message-1')"), 't|f',
+		'and requests use it');
 	my $busy = $node->background_psql('provider');
 	$busy->query_safe("BEGIN; SELECT FROM idem.claim('requests', 'order-1')");
-	is($request->("SELECT outcome FROM idem.claim('requests', 'order-1')"), 'ID001', 'a wait ends before their timeout');
+	is($request->("SELECT outcome FROM idem.claim('requests', 'order-1')"), 'ID001',
+		'a wait ends before their timeout');
 	$busy->quit;
 }
 
 # Leased tokens -----------------------------------------------------------------------------------
 
 # A token finds the record by a number of its own: keys cannot be chosen so that two records share one.
-is(as('app', q{SELECT count(DISTINCT left(token, 17)) FROM generate_series(1, 3) i, LATERAL (SELECT token FROM idem.claim('payments', 'numbered', lease => '1 hour', tenant => 't' || i)) c}), '3', 'leased tokens have numbers');
+is(as('app', q{SELECT count(DISTINCT left(token, 17)) FROM generate_series(1, 3) i,
+	LATERAL (SELECT token FROM idem.claim('payments', 'numbered', lease => '1 hour', tenant => 't' || i)) c}), '3',
+	'leased tokens have numbers');
 is(ask(q{BEGIN; SET ROLE app; SELECT token AS a FROM idem.claim('payments', 'again', lease => '1 hour') \gset
 	ROLLBACK; BEGIN; SET ROLE app; SELECT token AS b FROM idem.claim('payments', 'again', lease => '1 hour') \gset
-	ROLLBACK; SELECT left(:'a', 17) <> left(:'b', 17)}, 'first'), 't', 'another claim of the same key has another number');
+	ROLLBACK; SELECT left(:'a', 17) <> left(:'b', 17)}, 'first'), 't',
+	'another claim of the same key has another number');
 
 # Across the change to or from daylight saving time, at one of these distances, an hour is an hour.
 ask(q{SELECT idem.create_scope('far', ttl => '30 minutes', owner => 'app')}, 'first');
-is(as('app', qq{SET timezone = 'Europe/Berlin'; SELECT token AS t FROM idem.claim('far', 'k$_', lease => '$_ days') \\gset
-	SELECT idem.complete(:'t', '1'); SELECT expires_at - clock_timestamp() BETWEEN '29 minutes' AND '30 minutes' FROM idem.lookup('far', 'k$_')}) =~ s/.*\n//sr, 't', "a lease of $_ days moves no expiry")
+is(as('app', qq{SET timezone = 'Europe/Berlin';
+	SELECT token AS t FROM idem.claim('far', 'k$_', lease => '$_ days') \\gset
+	SELECT idem.complete(:'t', '1'); SELECT expires_at - clock_timestamp() BETWEEN '29 minutes' AND '30 minutes'
+	FROM idem.lookup('far', 'k$_')}) =~ s/.*\n//sr, 't', "a lease of $_ days moves no expiry")
   for 150, 300;
 
 # Answers from a table ------------------------------------------------------------------------------
 
-ask(q{CREATE TABLE public.document AS SELECT to_jsonb(repeat('x', 1000000)) AS answer; GRANT SELECT ON public.document TO app}, 'first');
-is(as('app', q{SELECT idem.complete(token, answer) FROM public.document, idem.claim('payments', 'compressed')}), '54000', 'the size of an answer is that before compression');
+ask(q{CREATE TABLE public.document AS SELECT to_jsonb(repeat('x', 1000000)) AS answer;
+	GRANT SELECT ON public.document TO app}, 'first');
+is(as('app', q{SELECT idem.complete(token, answer) FROM public.document, idem.claim('payments', 'compressed')}),
+	'54000', 'the size of an answer is that before compression');
 
 # The purge ---------------------------------------------------------------------------------------
 
-ask(q{SELECT idem.create_scope('short', ttl => '1 ms', owner => 'app'), idem.create_scope('kept', answer_ttl => '1 ms', owner => 'app'), idem.create_scope('gone', owner => 'app');
+ask(q{SELECT idem.create_scope('short', ttl => '1 ms', owner => 'app'), idem.create_scope('kept', answer_ttl => '1 ms',
+	owner => 'app'), idem.create_scope('gone', owner => 'app');
 	SELECT count(*) FROM idem.once_each('short', ARRAY(SELECT 'k' || i FROM generate_series(1, 3000) i));
 	SELECT count(idem.complete(token, '1')) FROM generate_series(1, 30) i, idem.claim('kept', 'k' || i);
 	SELECT count(idem.once('gone', 'k' || i)) FROM generate_series(1, 30) i;
@@ -203,34 +267,47 @@ ask(q{SELECT idem.create_scope('short', ttl => '1 ms', owner => 'app'), idem.cre
 my $holder = $node->background_psql('first', on_error_stop => 1);
 $holder->query_safe(q{BEGIN; SET ROLE app; SELECT outcome FROM idem.try_claim('short', 'k1')});
 is(as('admin', 'SELECT idem.purge(1000)'), '1000', 'a purge deletes at most so many records');
-is(as('admin', 'SELECT idem.purge()'), '2059', 'the next one continues, removes old answers and what is left of a scope, and passes over a row that is claimed');
+is(as('admin', 'SELECT idem.purge()'), '2059',
+	'the next one continues, removes old answers and what is left of a scope, and passes over a row that is claimed');
 is(as('admin', 'SELECT idem.purge()'), '0', 'then nothing is left to purge');
 $holder->query_safe(q{ROLLBACK});
 $holder->quit;
 is(as('admin', 'SELECT idem.purge()'), '1', 'but the row that was claimed');
 ask('VACUUM idem.record', 'first');
-cmp_ok(ask(q{SELECT pg_relation_size('idem.record')}, 'first'), '>', 100000, 'VACUUM keeps the pages, so that plans go on to use the index');
-is(ask(q{SELECT string_agg(DISTINCT scope || ' ' || redacted, ', ') FROM idem.records WHERE scope IN ('short', 'kept', 'gone')}, 'first'), 'kept true', 'records whose answers were removed stay');
+cmp_ok(ask(q{SELECT pg_relation_size('idem.record')}, 'first'), '>', 100000,
+	'VACUUM keeps the pages, so that plans go on to use the index');
+is(ask(q{SELECT string_agg(DISTINCT scope || ' ' || redacted, ', ') FROM idem.records
+	WHERE scope IN ('short', 'kept', 'gone')}, 'first'), 'kept true', 'records whose answers were removed stay');
 is(as('app', 'SELECT idem.purge()'), '42501', 'other roles do not purge');
-is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health() WHERE status = 'fail' AND check_name <> 'autovacuum'}, 'first'), '', 'health() finds nothing wrong');
+is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health() WHERE status = 'fail'
+	AND check_name <> 'autovacuum'}, 'first'), '', 'health() finds nothing wrong');
 ask('ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete', 'first');
-is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'triggers'}, 'first'), 'fail', 'but a trigger that is missing');
-is(ask(q{CREATE TEMP TABLE kept AS TABLE idem.secret; DELETE FROM idem.secret; SELECT status FROM idem.health() WHERE check_name = 'secrets'; SET ROLE app; SELECT DISTINCT status FROM idem.health() WHERE check_name = 'owners';
-	SELECT count(*) FROM idem.overview WHERE scope <> ALL (SELECT name FROM idem.scopes); RESET ROLE; SET session_replication_role = replica; INSERT INTO idem.secret TABLE kept}, 'first'),
+is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'triggers'}, 'first'), 'fail',
+	'but a trigger that is missing');
+is(ask(q{CREATE TEMP TABLE kept AS TABLE idem.secret; DELETE FROM idem.secret;
+	SELECT status FROM idem.health() WHERE check_name = 'secrets'; SET ROLE app;
+	SELECT DISTINCT status FROM idem.health() WHERE check_name = 'owners';
+	SELECT count(*) FROM idem.overview WHERE scope <> ALL (SELECT name FROM idem.scopes); RESET ROLE;
+	SET session_replication_role = replica; INSERT INTO idem.secret TABLE kept}, 'first'),
 	"fail\nok\n0", 'and secrets that are missing, without showing a role the scopes of others');
 ask('ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete', 'first');
 ask(q{CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'}, 'first');
 my %breaks = (
-	'ALTER TABLE idem.record SET UNLOGGED' => 'unlogged', 'ALTER TABLE idem.watermark FORCE ROW LEVEL SECURITY' => 'security',
-	'GRANT UPDATE (key), SELECT ON idem.record TO app' => 'app may change', 'GRANT INSERT ON idem.watermark TO PUBLIC' => 'PUBLIC may change',
-	'CREATE RULE "50% off" AS ON INSERT TO idem.record DO INSTEAD NOTHING' => '50% off', 'CREATE TRIGGER "keep%s" BEFORE INSERT ON idem.record FOR EACH ROW EXECUTE FUNCTION public.keep()' => 'keep%s');
+	'ALTER TABLE idem.record SET UNLOGGED' => 'unlogged',
+	'ALTER TABLE idem.watermark FORCE ROW LEVEL SECURITY' => 'security',
+	'GRANT UPDATE (key), SELECT ON idem.record TO app' => 'app may change',
+	'GRANT INSERT ON idem.watermark TO PUBLIC' => 'PUBLIC may change',
+	'CREATE RULE "50% off" AS ON INSERT TO idem.record DO INSTEAD NOTHING' => '50% off',
+	'CREATE TRIGGER "keep%s" BEFORE INSERT ON idem.record FOR EACH ROW EXECUTE FUNCTION public.keep()' => 'keep%s');
 for my $statement (sort keys %breaks)
 {
 	ask($statement, 'first');
-	my $found = ask(q{SELECT detail || E'\n' || hint FROM idem.health() WHERE check_name = 'record tables' AND status = 'fail'}, 'first');
+	my $found = ask(q{SELECT detail || E'\n' || hint FROM idem.health() WHERE check_name = 'record tables'
+		AND status = 'fail'}, 'first');
 	like($found, qr/\Q$breaks{$statement}\E.*\n[^\n]*\z/, "health() finds: $statement");
 	ask($found =~ s/.*\n//r, 'first');
-	is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'record tables'}, 'first'), 'ok', 'and its hint cures it');
+	is(ask(q{SELECT status FROM idem.health() WHERE check_name = 'record tables'}, 'first'), 'ok',
+		'and its hint cures it');
 }
 
 # As pg_repack (t/repack.pl) and TRUNCATE do, a transaction writes a table anew: no snapshot that is
@@ -240,25 +317,33 @@ for my $level ('REPEATABLE READ', 'SERIALIZABLE')
 	ask(q{SELECT idem.once('payments', 'rewritten'), idem.advance('payments', 'rewritten', 1)}, 'first');
 	my $session = $node->background_psql('first', on_error_stop => 0);
 	$session->query(qq{\\set VERBOSITY sqlstate\nBEGIN ISOLATION LEVEL $level; SELECT 1});
-	ask("BEGIN; CREATE TEMP TABLE kept AS TABLE idem.$_; TRUNCATE idem.$_; INSERT INTO idem.$_ TABLE kept; COMMIT", 'first') for qw(record watermark);
-	for my $call (q{state FROM idem.lookup('payments', 'rewritten')}, q{idem.once('payments', 'rewritten')}, q{idem.once('payments', 'new')}, q{idem.advance('payments', 'rewritten', 1)})
+	ask("BEGIN; CREATE TEMP TABLE kept AS TABLE idem.$_; TRUNCATE idem.$_; INSERT INTO idem.$_ TABLE kept; COMMIT",
+		'first') for qw(record watermark);
+	for my $call (q{state FROM idem.lookup('payments', 'rewritten')}, q{idem.once('payments', 'rewritten')},
+		q{idem.once('payments', 'new')}, q{idem.advance('payments', 'rewritten', 1)})
 	{
 		$session->{stderr} = '';
 		$session->query("SAVEPOINT s; SELECT $call; ROLLBACK TO s");
-		like($session->{stderr}, qr/ERROR:\s+40001/, "$level, with a snapshot that is older than the file of a table: $call");
+		like($session->{stderr}, qr/ERROR:\s+40001/,
+			"$level, with a snapshot that is older than the file of a table: $call");
 	}
 	$session->{stderr} = '';
 	$session->query('COMMIT; BEGIN ISOLATION LEVEL REPEATABLE READ');
-	is($session->query(q{SELECT state FROM idem.lookup('payments', 'rewritten'); COMMIT}), 'completed', 'and a retry is answered');
+	is($session->query(q{SELECT state FROM idem.lookup('payments', 'rewritten'); COMMIT}), 'completed',
+		'and a retry is answered');
 	$session->quit;
 }
 
 # Dump and restore, and a standby -----------------------------------------------------------------
 
-ask(q{SET ROLE app; SELECT idem.complete(token, '{"n": 1}', 201) FROM idem.claim('payments', 'dumped', '{"amount": 1.50, "öl": ["ü"]}', 'a')}, 'first');
-my $child = q{BEGIN; SET ROLE app; SELECT idem.child_key(token, 'step') FROM idem.claim('payments', 'parent'); ROLLBACK};
+ask(q{SET ROLE app; SELECT idem.complete(token, '{"n": 1}', 201)
+	FROM idem.claim('payments', 'dumped', '{"amount": 1.50, "öl": ["ü"]}', 'a')}, 'first');
+my $child = q{BEGIN; SET ROLE app; SELECT idem.child_key(token, 'step') FROM idem.claim('payments', 'parent');
+	ROLLBACK};
 my $child_key = ask($child, 'first');
-my $replay = q{SET ROLE app; SELECT outcome, response, status FROM (VALUES (1, '{"amount": 1.5, "öl": ["ü"]}'::jsonb), (2, '{"amount": 2}')) v (n, r), idem.try_claim('payments', 'dumped', r, 'a') ORDER BY n};
+my $replay = q{SET ROLE app;
+	SELECT outcome, response, status FROM (VALUES (1, '{"amount": 1.5, "öl": ["ü"]}'::jsonb),
+	(2, '{"amount": 2}')) v (n, r), idem.try_claim('payments', 'dumped', r, 'a') ORDER BY n};
 my $answers = qq(completed|{"n": 1}|201\nconflict||);
 is(ask($replay, 'first'), $answers, 'a retry is answered, and another request is a conflict');
 my $dump = $node->backup_dir . '/managed.sql';
@@ -269,12 +354,15 @@ ask('CREATE DATABASE restored');
 ok($done, 'the dump is restored') or diag $err;
 is(ask($replay, 'restored'), $answers, 'restored records answer retries');
 is(ask($child, 'restored'), $child_key, 'child keys are the same');
-is(ask(q{SELECT idem.create_scope('new'); SELECT id > (SELECT max(id) FROM idem.dropped_scope) FROM idem.scope WHERE name = 'new'}, 'restored'), "\nt", 'no id of a scope is used again');
-is(as('stranger', "SELECT idem_internal.scope_ddl($victim, '$proof', 'payments')", 'restored'), '42501', 'a restored database checks proofs, too');
+is(ask(q{SELECT idem.create_scope('new'); SELECT id > (SELECT max(id) FROM idem.dropped_scope) FROM idem.scope
+	WHERE name = 'new'}, 'restored'), "\nt", 'no id of a scope is used again');
+is(as('stranger', "SELECT idem_internal.scope_ddl($victim, '$proof', 'payments')", 'restored'), '42501',
+	'a restored database checks proofs, too');
 ask('CREATE DATABASE uncommented');
 $node->command_ok([ 'pg_dump', '--no-comments', '-f', $dump, 'first' ], 'pg_dump without comments');
 run_file($dump, 'uncommented');
-is(sqlstate($node, "SELECT idem.create_scope('s', $_)", 'uncommented'), '22023', "without comments, settings are checked: $_")
+is(sqlstate($node, "SELECT idem.create_scope('s', $_)", 'uncommented'), '22023',
+	"without comments, settings are checked: $_")
   for q{weak_keys => 'Reject'}, q{store_request => 'banana'}, q{tenant_from => 'Role'};
 
 $node->backup('base');
@@ -282,8 +370,10 @@ my $standby = PostgreSQL::Test::Cluster->new('managed_standby');
 $standby->init_from_backup($node, 'base', has_streaming => 1);
 $standby->start;
 $node->wait_for_catchup($standby);
-is($standby->safe_psql('first', q{SET ROLE app; SELECT state, response FROM idem.lookup('payments', 'dumped', 'a')}), 'completed|{"n": 1}', 'a standby looks keys up');
-is(sqlstate($standby, q{SET ROLE app; SELECT idem.claim('payments', 'dumped', '{"amount": 1.5, "öl": ["ü"]}', 'a')}, 'first'), '25006', 'and refuses claims');
+is($standby->safe_psql('first', q{SET ROLE app; SELECT state, response FROM idem.lookup('payments', 'dumped', 'a')}),
+	'completed|{"n": 1}', 'a standby looks keys up');
+is(sqlstate($standby, q{SET ROLE app; SELECT idem.claim('payments', 'dumped', '{"amount": 1.5, "öl": ["ü"]}', 'a')},
+		'first'), '25006', 'and refuses claims');
 $standby->promote;
 is($standby->safe_psql('first', $replay), $answers, 'promoted, it answers retries');
 $standby->stop;
@@ -299,18 +389,23 @@ install('second', 'installer');
 my ($rule) = slurp_file('docs/managed.md') =~ /^```sql\n(DO .*?)^```/ms;
 my $updates = PostgreSQL::Test::Utils::tempdir;
 my $version = ask('SELECT idem_internal.version()', 'first');
-my $added = "ALTER TABLE idem.record ADD COLUMN note text;\nCREATE FUNCTION idem.note() RETURNS text LANGUAGE sql RETURN 'noted';\n";
+my $added = "ALTER TABLE idem.record ADD COLUMN note text;\n"
+	. "CREATE FUNCTION idem.note() RETURNS text LANGUAGE sql RETURN 'noted';\n";
 append_to_file("$updates/update.sql", "\\set ON_ERROR_STOP on\nBEGIN;\nSET LOCAL search_path = pg_catalog, pg_temp;\n"
-	  . ($rule =~ s/A\.B\.C/$version/gr) . $added . "CREATE OR REPLACE FUNCTION idem_internal.version() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN '99.0.0';\nCOMMIT;\n");
+	  . ($rule =~ s/A\.B\.C/$version/gr) . $added . "CREATE OR REPLACE FUNCTION idem_internal.version() RETURNS text
+		LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN '99.0.0';\nCOMMIT;\n");
 my $claiming = $node->background_psql('first', on_error_stop => 1);
 $claiming->query_safe(q{SET ROLE app; BEGIN; SELECT token AS t FROM idem.claim('payments', 'meanwhile') \gset});
 my $said = '';
-my $update = IPC::Run::start([ qw(psql -Xq -f), "$updates/update.sql", '-d', $node->connstr('first') . " application_name='update'" ], '2>', \$said);
-$node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'update' AND wait_event_type = 'Lock'}) or die "the update does not wait: $said";
+my $update = IPC::Run::start([ qw(psql -Xq -f), "$updates/update.sql", '-d',
+		$node->connstr('first') . " application_name='update'" ], '2>', \$said);
+$node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'update'
+	AND wait_event_type = 'Lock'}) or die "the update does not wait: $said";
 $claiming->query_safe(q{SELECT idem.complete(:'t', '"meanwhile"'); COMMIT});
 $update->finish;
 is($said, '', 'the update waits for the transactions that hold claims, and says nothing');
-is($claiming->query_safe(q{SELECT response FROM idem.claim('payments', 'meanwhile')}), '"meanwhile"', 'a session that was open goes on');
+is($claiming->query_safe(q{SELECT response FROM idem.claim('payments', 'meanwhile')}), '"meanwhile"',
+	'a session that was open goes on');
 $claiming->quit;
 is(ask($replay, 'first'), $answers, 'after the update, retries are answered');
 is(ask('SELECT idem.note(), idem_internal.version()', 'first'), 'noted|99.0.0', 'and the next version is there');
@@ -322,7 +417,8 @@ like($err, qr/version 99\.0\.0 of idem/, 'an update from another version is refu
 my ($clients, $operations) = (8, 4000);
 install('postgres');
 ask(<<'SQL');
-SELECT idem.create_scope('payments'), idem.create_scope('listed', request_exclude => '{sent_at}'), idem.create_scope('dropped'), idem.create_scope('of roles', tenant_from => 'role');
+SELECT idem.create_scope('payments'), idem.create_scope('listed', request_exclude => '{sent_at}'),
+  idem.create_scope('dropped'), idem.create_scope('of roles', tenant_from => 'role');
 SELECT idem.drop_scope('dropped');
 SELECT idem.rotate_secret();
 CREATE TABLE payment (id bigserial PRIMARY KEY, key text DEFAULT idem.current_key(), amount numeric);
@@ -338,12 +434,15 @@ END $$;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem TO admin;
 GRANT EXECUTE ON FUNCTION idem.forget, idem.problem(text, text) TO admin WITH GRANT OPTION;
 SELECT idem.complete(token, '"uuid"') FROM idem.claim('payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"n": 1.0}');
-SELECT idem.complete(token, '"ulid"') FROM idem.claim('payments', '01J2WF73JYFMN9P71QB8T6R9WD', '{"n": [1.50, "1.50", {"ö": -2.0}]}', 'ü');
-SELECT idem.fail(token, '{"sqlstate": "P0001", "message": "declined"}', 402) FROM idem.claim('payments', 'failed', '{"n": 1}');
+SELECT idem.complete(token, '"ulid"') FROM idem.claim('payments', '01J2WF73JYFMN9P71QB8T6R9WD',
+  '{"n": [1.50, "1.50", {"ö": -2.0}]}', 'ü');
+SELECT idem.fail(token, '{"sqlstate": "P0001", "message": "declined"}', 402)
+  FROM idem.claim('payments', 'failed', '{"n": 1}');
 SELECT idem.complete(token, '"listed"') FROM idem.claim('listed', 'k', '{"n": 1, "sent_at": 1}');
 SELECT idem.alter_scope('listed', request_exclude => '{other}');
 SELECT idem.complete(token, '"later"') FROM idem.claim('listed', 'l', '{"n": 1, "other": 1}');
-SELECT (idem.cancel('payments', 'cancelled')).state, idem.once('payments', 'unbound'), idem.once('of roles', 'k'), idem.advance('payments', 'source', 7);
+SELECT (idem.cancel('payments', 'cancelled')).state, idem.once('payments', 'unbound'), idem.once('of roles', 'k'),
+  idem.advance('payments', 'source', 7);
 SELECT token AS t FROM idem.claim('payments', 'leased', '{"n": 1}', lease => '1 hour') \gset
 SELECT idem.checkpoint(:'t', 'charged', '{"charge": 1}');
 SELECT token AS t FROM idem.claim('payments', 'released', '{"n": 1}', lease => '1 hour') \gset
@@ -354,37 +453,56 @@ my $before = ask($parent);
 ask(q{CREATE VIEW dependent AS SELECT name FROM idem.scopes});
 ($done, $err) = run_file('sql/managed_move.sql', 'postgres');
 like($err, qr/They are: .*view public\.dependent\.$/m, 'the move names what depends on the SQL edition');
-is(ask('SELECT idem.edition(), count(*) FROM pg_trigger WHERE NOT tgisinternal AND tgrelid = $$payment$$::regclass'), 'sql|1', 'and changes nothing');
+is(ask('SELECT idem.edition(), count(*) FROM pg_trigger WHERE NOT tgisinternal AND tgrelid = $$payment$$::regclass'),
+	'sql|1', 'and changes nothing');
 ask('DROP VIEW dependent');
 
 # It has a superuser's rights, and runs nothing that the role that installed the SQL edition may have changed.
-sub spring { my ($body) = @_; return "CREATE OR REPLACE FUNCTION public.spring(anyelement) RETURNS anyelement LANGUAGE plpgsql IMMUTABLE AS 'BEGIN $body; END'"; }
+sub spring
+{
+	my ($body) = @_;
+	return "CREATE OR REPLACE FUNCTION public.spring(anyelement) RETURNS anyelement LANGUAGE plpgsql IMMUTABLE
+		AS 'BEGIN $body; END'";
+}
 ask(q{CREATE TYPE public.odd AS ENUM ('c', 'f', 'p', 'a')});
 for my $trap (
 	[ 'CREATE INDEX sprung ON idem.scope ((public.spring(1)))', 'DROP INDEX idem.sprung', 'index idem.sprung' ],
-	[ 'CREATE STATISTICS idem.sprung ON (public.spring(id)), name FROM idem.scope', 'DROP STATISTICS idem.sprung', 'statistics object idem.sprung' ],
-	[ 'ALTER TABLE idem.dropped_scope ADD odd public.odd', 'ALTER TABLE idem.dropped_scope DROP odd', 'column odd of table idem.dropped_scope' ],
-	[ 'ALTER SEQUENCE idem.scope_id OWNED BY NONE; ALTER SEQUENCE idem.scope_id RENAME TO other_id; CREATE VIEW idem.scope_id AS SELECT public.spring(1::bigint) AS last_value, true AS is_called',
+	[ 'CREATE STATISTICS idem.sprung ON (public.spring(id)), name FROM idem.scope', 'DROP STATISTICS idem.sprung',
+		'statistics object idem.sprung' ],
+	[ 'ALTER TABLE idem.dropped_scope ADD odd public.odd', 'ALTER TABLE idem.dropped_scope DROP odd',
+		'column odd of table idem.dropped_scope' ],
+	[ 'ALTER SEQUENCE idem.scope_id OWNED BY NONE; ALTER SEQUENCE idem.scope_id RENAME TO other_id;
+		CREATE VIEW idem.scope_id AS SELECT public.spring(1::bigint) AS last_value, true AS is_called',
 		'DROP VIEW idem.scope_id; ALTER SEQUENCE idem.other_id RENAME TO scope_id', 'view idem.scope_id' ],
 	[ 'CREATE TABLE public.heir () INHERITS (idem.watermark)', 'DROP TABLE public.heir', 'table public.heir' ],
-	[ 'ALTER TABLE idem.dropped_scope RENAME TO hidden; CREATE VIEW idem.dropped_scope AS SELECT * FROM idem.hidden', 'DROP VIEW idem.dropped_scope; ALTER TABLE idem.hidden RENAME TO dropped_scope', 'view idem.dropped_scope' ])
+	[ 'ALTER TABLE idem.dropped_scope RENAME TO hidden; CREATE VIEW idem.dropped_scope AS SELECT * FROM idem.hidden',
+		'DROP VIEW idem.dropped_scope; ALTER TABLE idem.hidden RENAME TO dropped_scope', 'view idem.dropped_scope' ])
 {
 	ask($_) for spring('RETURN $1'), $trap->[0], spring("RAISE ''sprung''");
 	($done, $err) = run_file('sql/managed_move.sql', 'postgres');
-	like($err, qr/the tables of the SQL edition have been changed\n.*: \Q$trap->[2]\E\.$/m, "the move refuses: $trap->[0]");
+	like($err, qr/the tables of the SQL edition have been changed\n.*: \Q$trap->[2]\E\.$/m,
+		"the move refuses: $trap->[0]");
 	unlike($err, qr/sprung\n/, 'and nothing was sprung');
 	ask($trap->[1]);
 }
 # A literal runs the checks of the domains in it when it is parsed: any owner of a table could have the
 # script parse one.
-ask(q{CREATE DOMAIN public.sprung_text AS text CHECK (public.spring(VALUE) IS NOT NULL); CREATE DOMAIN public.sprung_number AS integer CHECK (public.spring(VALUE) IS NOT NULL);
-	CREATE TYPE public.pair AS (d public.sprung_text); CREATE TYPE public.span AS RANGE (SUBTYPE = public.sprung_number);
+ask(q{CREATE DOMAIN public.sprung_text AS text CHECK (public.spring(VALUE) IS NOT NULL);
+	CREATE DOMAIN public.sprung_number AS integer CHECK (public.spring(VALUE) IS NOT NULL);
+	CREATE TYPE public.pair AS (d public.sprung_text);
+	CREATE TYPE public.span AS RANGE (SUBTYPE = public.sprung_number);
 	CREATE TABLE public.trap (k text)});
 for my $trap (
-	[ q{ALTER TABLE trap ALTER k SET DEFAULT concat(idem.current_key(), ('(x)'::public.pair).d)}, 'ALTER TABLE trap ALTER k DROP DEFAULT', 'default value for column k of table public.trap' ],
-	[ q{ALTER TABLE trap ALTER k SET DEFAULT concat(idem.current_key(), lower('[1,2]'::public.span))}, 'ALTER TABLE trap ALTER k DROP DEFAULT', 'default value for column k of table public.trap' ],
-	[ q{CREATE TRIGGER claimed BEFORE INSERT ON trap FOR EACH ROW WHEN (NEW.k = ANY ('{x}'::public.sprung_text[]::text[])) EXECUTE FUNCTION idem.require_claim('payments')}, 'DROP TRIGGER claimed ON trap', 'trigger claimed on table public.trap' ],
-	[ q{CREATE TRIGGER claimed BEFORE INSERT ON trap FOR EACH ROW WHEN (NEW.k <> ('{"(x)"}'::public.pair[])[1].d) EXECUTE FUNCTION idem.require_claim('payments')}, 'DROP TRIGGER claimed ON trap', 'trigger claimed on table public.trap' ])
+	[ q{ALTER TABLE trap ALTER k SET DEFAULT concat(idem.current_key(), ('(x)'::public.pair).d)},
+		'ALTER TABLE trap ALTER k DROP DEFAULT', 'default value for column k of table public.trap' ],
+	[ q{ALTER TABLE trap ALTER k SET DEFAULT concat(idem.current_key(), lower('[1,2]'::public.span))},
+		'ALTER TABLE trap ALTER k DROP DEFAULT', 'default value for column k of table public.trap' ],
+	[ q{CREATE TRIGGER claimed BEFORE INSERT ON trap FOR EACH ROW
+		WHEN (NEW.k = ANY ('{x}'::public.sprung_text[]::text[])) EXECUTE FUNCTION idem.require_claim('payments')},
+		'DROP TRIGGER claimed ON trap', 'trigger claimed on table public.trap' ],
+	[ q{CREATE TRIGGER claimed BEFORE INSERT ON trap FOR EACH ROW WHEN (NEW.k <> ('{"(x)"}'::public.pair[])[1].d)
+		EXECUTE FUNCTION idem.require_claim('payments')}, 'DROP TRIGGER claimed ON trap',
+		'trigger claimed on table public.trap' ])
 {
 	ask($_) for spring('RETURN $1'), $trap->[0], spring("RAISE ''sprung''");
 	($done, $err) = run_file('sql/managed_move.sql', 'postgres');
@@ -392,13 +510,16 @@ for my $trap (
 	unlike($err, qr/sprung\n/, 'and nothing was sprung');
 	ask($trap->[1]);
 }
-ask("CREATE OR REPLACE FUNCTION idem.edition() RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT public.spring(''sql''::text)'");
-ask("CREATE OR REPLACE FUNCTION idem_internal.key_time(key text) RETURNS timestamptz LANGUAGE sql AS 'SELECT public.spring(now())'");
+ask("CREATE OR REPLACE FUNCTION idem.edition() RETURNS text LANGUAGE sql IMMUTABLE
+	AS 'SELECT public.spring(''sql''::text)'");
+ask("CREATE OR REPLACE FUNCTION idem_internal.key_time(key text) RETURNS timestamptz LANGUAGE sql
+	AS 'SELECT public.spring(now())'");
 
 my $storm = Storm->new([ 'pay', $clients, $operations, 3, 0 ], [$node], retries => '42 XX');
 $node->poll_query_until('postgres', 'SELECT count(*) >= 300 FROM payment') or die 'no storm';
 my ($out, $attempts) = ('', 0);
-do { ($done, $err, $out) = run_file('sql/managed_move.sql', 'postgres', undef, 'SELECT count(*) FROM payment') } until $done || $err !~ /lock timeout|deadlock/ || ++$attempts == 10;
+do { ($done, $err, $out) = run_file('sql/managed_move.sql', 'postgres', undef,
+		'SELECT count(*) FROM payment') } until $done || $err !~ /lock timeout|deadlock/ || ++$attempts == 10;
 ok($done, 'in the middle of a storm, the database moves to the extension') or diag $err;
 cmp_ok(($out =~ /(\d+)\s*$/)[0], '<', $operations, 'before the storm ends');
 my %saw = $storm->counts;
@@ -406,39 +527,60 @@ $storm->load_answers($node);
 is($saw{differing}, 0, 'no key had two answers');
 is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), "$operations|$operations", 'one effect per key');
 is(ask('SELECT idem.edition()'), 'extension', 'the extension is installed');
-is(ask(q{SELECT count(*) FROM answer WHERE pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), 0, 'a late retry of any key gets the answer that was acknowledged');
+is(ask(q{SELECT count(*) FROM answer WHERE pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), 0,
+	'a late retry of any key gets the answer that was acknowledged');
 is(ask('SELECT count(*) FROM payment'), $operations, 'and has no effect');
-is(ask(q{SELECT count(*) FROM answer, idem.try_claim('payments', key, '{"amount": 11}') c WHERE c.outcome <> 'conflict'}), 0, 'another request is a conflict');
+is(ask(q{SELECT count(*) FROM answer, idem.try_claim('payments', key, '{"amount": 11}') c
+	WHERE c.outcome <> 'conflict'}), 0, 'another request is a conflict');
 is(ask(q{SELECT string_agg(concat_ws(' ', n, outcome, response), E'\n' ORDER BY n) FROM (VALUES
-	(1, 'payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"n": 1.00}'::jsonb, NULL), (2, 'payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"n": 2}', NULL),
-	(3, 'payments', '01J2WF73JYFMN9P71QB8T6R9WD', '{"n": [1.500, "1.50", {"ö": -2}]}', 'ü'), (4, 'payments', '01J2WF73JYFMN9P71QB8T6R9WD', '{"n": [1.5, "1.5", {"ö": -2}]}', 'ü'),
-	(5, 'listed', 'k', '{"n": 1, "sent_at": 2}', NULL), (6, 'listed', 'k', '{"n": 2}', NULL), (7, 'listed', 'l', '{"n": 1, "other": 2}', NULL), (8, 'listed', 'l', '{"n": 1, "sent_at": 2}', NULL),
-	(9, 'payments', 'cancelled', '{"x": 1}', NULL), (10, 'payments', 'unbound', NULL, NULL), (11, 'of roles', 'k', NULL, NULL), (12, 'payments', 'failed', '{"n": 1}', NULL),
+	(1, 'payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"n": 1.00}'::jsonb, NULL),
+	(2, 'payments', '0190b8f3-8c5e-7d2a-9b1c-4f5e6a7b8c9d', '{"n": 2}', NULL),
+	(3, 'payments', '01J2WF73JYFMN9P71QB8T6R9WD', '{"n": [1.500, "1.50", {"ö": -2}]}', 'ü'),
+	(4, 'payments', '01J2WF73JYFMN9P71QB8T6R9WD', '{"n": [1.5, "1.5", {"ö": -2}]}', 'ü'),
+	(5, 'listed', 'k', '{"n": 1, "sent_at": 2}', NULL), (6, 'listed', 'k', '{"n": 2}', NULL),
+	(7, 'listed', 'l', '{"n": 1, "other": 2}', NULL), (8, 'listed', 'l', '{"n": 1, "sent_at": 2}', NULL),
+	(9, 'payments', 'cancelled', '{"x": 1}', NULL), (10, 'payments', 'unbound', NULL, NULL),
+	(11, 'of roles', 'k', NULL, NULL), (12, 'payments', 'failed', '{"n": 1}', NULL),
 	(13, 'payments', 'leased', '{"n": 1}', NULL), (14, 'payments', 'leased', '{"n": 2}', NULL)
-	) v (n, scope, key, request, tenant), idem.try_claim(scope, key, request, tenant)}), join("\n", '1 completed "uuid"', '2 conflict', '3 completed "ulid"', '4 conflict',
-	'5 completed "listed"', '6 conflict', '7 completed "later"', '8 conflict', '9 failed', '10 completed', '11 completed', '12 failed', '13 in_progress', '14 conflict'),
+	) v (n, scope, key, request, tenant), idem.try_claim(scope, key, request, tenant)}), join("\n",
+	'1 completed "uuid"', '2 conflict', '3 completed "ulid"', '4 conflict',
+	'5 completed "listed"', '6 conflict', '7 completed "later"', '8 conflict', '9 failed', '10 completed',
+	'11 completed', '12 failed', '13 in_progress', '14 conflict'),
 	'every kind of record says the same as before');
-is(ask(q{SELECT key, attempt, recovery_point, last_error FROM idem.take('payments')}), 'released|2||{"message": "later"}', 'a released operation is taken over');
-is(ask(q{SELECT idem.revoke('payments', 'leased'); SELECT attempt, recovery_point, recovery_state FROM idem.claim('payments', 'leased', '{"n": 1}', lease => '1 minute')}),
+is(ask(q{SELECT key, attempt, recovery_point, last_error FROM idem.take('payments')}),
+	'released|2||{"message": "later"}', 'a released operation is taken over');
+is(ask(q{SELECT idem.revoke('payments', 'leased'); SELECT attempt, recovery_point, recovery_state
+	FROM idem.claim('payments', 'leased', '{"n": 1}', lease => '1 minute')}),
 	qq(t\n2|charged|{"charge": 1}), 'a lease is continued from its recovery point');
-is(ask(q{SELECT idem.advance('payments', 'source', 7), idem.advance('payments', 'source', 8)}), 'f|t', 'a stream goes on');
+is(ask(q{SELECT idem.advance('payments', 'source', 7), idem.advance('payments', 'source', 8)}), 'f|t',
+	'a stream goes on');
 is(ask($parent), $before, 'child keys are the same');
 is(sqlstate($node, 'INSERT INTO payment(amount) VALUES (1)'), 'ID011', 'the guard is in place');
-is(ask(q{SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = 'payment'::regclass AND adnum = 2}), 'idem.current_key()', 'so is the default');
-is(ask(q{SELECT string_agg(has_function_privilege(r, f, p)::text, ' ') FROM (VALUES (1, 'admin', 'idem.forget(text,anycompatible,text,boolean)', 'EXECUTE WITH GRANT OPTION'),
-	(2, 'admin', 'idem.problem(text,text)', 'EXECUTE WITH GRANT OPTION'), (3, 'admin', 'idem.purge(integer)', 'EXECUTE'), (4, 'admin', 'idem.purge(integer)', 'EXECUTE WITH GRANT OPTION'),
-	(5, 'stranger', 'idem.purge(integer)', 'EXECUTE')) v (n, r, f, p)}), 'true true true false false', 'and the privileges');
-is(ask(q{SELECT idem.create_scope('next'); SELECT id > (SELECT max(id) FROM idem.dropped_scope) FROM idem.scope WHERE name = 'next'}), "\nt", 'the ids of scopes go on');
-is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health() WHERE status = 'fail' AND check_name <> 'autovacuum'}), '', 'health() finds nothing wrong');
+is(ask(q{SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = 'payment'::regclass AND adnum = 2}),
+	'idem.current_key()', 'so is the default');
+is(ask(q{SELECT string_agg(has_function_privilege(r, f, p)::text, ' ')
+	FROM (VALUES (1, 'admin', 'idem.forget(text,anycompatible,text,boolean)', 'EXECUTE WITH GRANT OPTION'),
+	(2, 'admin', 'idem.problem(text,text)', 'EXECUTE WITH GRANT OPTION'),
+	(3, 'admin', 'idem.purge(integer)', 'EXECUTE'), (4, 'admin', 'idem.purge(integer)', 'EXECUTE WITH GRANT OPTION'),
+	(5, 'stranger', 'idem.purge(integer)', 'EXECUTE')) v (n, r, f, p)}), 'true true true false false',
+	'and the privileges');
+is(ask(q{SELECT idem.create_scope('next'); SELECT id > (SELECT max(id) FROM idem.dropped_scope) FROM idem.scope
+	WHERE name = 'next'}), "\nt", 'the ids of scopes go on');
+is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health() WHERE status = 'fail'
+	AND check_name <> 'autovacuum'}), '', 'health() finds nothing wrong');
 is(ask(q{SELECT count(*) FROM pg_class c WHERE relnamespace = 'idem'::regnamespace AND relkind = 'r' AND NOT EXISTS (
-	SELECT FROM pg_depend WHERE classid = 'pg_class'::regclass AND objid = c.oid AND deptype = 'e')}), 0, 'nothing of the SQL edition is left');
+	SELECT FROM pg_depend WHERE classid = 'pg_class'::regclass AND objid = c.oid AND deptype = 'e')}), 0,
+	'nothing of the SQL edition is left');
 
 # In Turkish, the lower case of I is not i.
 SKIP:
 {
-	skip 'this server has no ICU', 1 if sqlstate($node, q{CREATE DATABASE turkish LOCALE_PROVIDER icu ICU_LOCALE 'tr-TR' LOCALE 'C.UTF-8' ENCODING 'UTF8' TEMPLATE template0});
+	skip 'this server has no ICU', 1 if sqlstate($node, q{CREATE DATABASE turkish LOCALE_PROVIDER icu ICU_LOCALE 'tr-TR'
+		LOCALE 'C.UTF-8' ENCODING 'UTF8' TEMPLATE template0});
 	install('turkish');
-	is(ask(q{SELECT idem.create_scope('s'); SELECT idem.complete(token, NULL, 200, '{"AUTHORIZATION": "Bearer", "Set-Cookie": "s", "X": "1"}') FROM idem.claim('s', 'k'); SELECT headers FROM idem.lookup('s', 'k')}, 'turkish') =~ s/^\n+//r,
+	is(ask(q{SELECT idem.create_scope('s');
+		SELECT idem.complete(token, NULL, 200, '{"AUTHORIZATION": "Bearer", "Set-Cookie": "s", "X": "1"}')
+		FROM idem.claim('s', 'k'); SELECT headers FROM idem.lookup('s', 'k')}, 'turkish') =~ s/^\n+//r,
 		'{"X": "1"}', 'credentials in headers are not stored, whatever the locale');
 }
 
@@ -447,7 +589,8 @@ ask(q{CREATE DATABASE ascii ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEM
 install('ascii');
 ask(q{SELECT idem.create_scope('s')}, 'ascii');
 is(sqlstate($node, "SELECT idem.$_", 'ascii'), '22021', "in a SQL_ASCII database: $_")
-  for q{claim('s', E'k\xff')}, q{claim('s', 'k', tenant => E't\xff')}, q{lookup('s', E'k\xff')}, q{once_each('s', ARRAY[E'k\xff'])}, q{advance('s', E'k\xff', 1)};
+  for q{claim('s', E'k\xff')}, q{claim('s', 'k', tenant => E't\xff')}, q{lookup('s', E'k\xff')},
+  q{once_each('s', ARRAY[E'k\xff'])}, q{advance('s', E'k\xff', 1)};
 
 $node->stop;
 done_testing();

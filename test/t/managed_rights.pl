@@ -10,7 +10,8 @@ use Test::More;
 use Traps;
 
 my $node = idem_node('managed_rights', bare => 1);
-$node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('postgres'), '-f', 'sql/managed.sql' ], 'installed');
+$node->command_ok([ 'psql', '-Xq', '-v', 'ON_ERROR_STOP=1', '-d', $node->connstr('postgres'), '-f', 'sql/managed.sql' ],
+	'installed');
 $node->safe_psql('postgres', <<'SQL');
 CREATE ROLE alice; CREATE ROLE bob; GRANT CREATE ON DATABASE postgres TO bob;
 SELECT idem.create_scope(r || '_scope', owner => r::regrole) FROM unnest('{alice,bob}'::text[]) r;
@@ -33,45 +34,60 @@ sub bob
 # Proofs
 
 my $call = "idem_internal.claim_slowly(%s::regrole, %s, 'try_claim', '%s', 'k', 'text', NULL, NULL, NULL, NULL, NULL)";
-like(bob("SELECT proof AS p FROM idem_internal.caller \\gset\nSELECT outcome FROM " . sprintf($call, "'bob'", ":'p'", 'bob_scope')),
+like(bob("SELECT proof AS p FROM idem_internal.caller \\gset\nSELECT outcome FROM " . sprintf($call, "'bob'", ":'p'",
+			'bob_scope')),
 	qr/permission denied for a function of schema idem_internal/, 'the proof of another transaction is refused');
 like(bob("SELECT outcome FROM idem_internal.caller c, " . sprintf($call, "'alice'", 'c.proof', 'alice_scope')),
 	qr/permission denied for a function of schema idem_internal/, 'so is that of another role');
 like(bob("SELECT outcome FROM idem_internal.caller c, " . sprintf($call, "'bob'", 'c.proof', 'alice_scope')),
 	qr/permission denied for scope "alice_scope"/, 'one\'s own proof opens one\'s own scopes');
-like(bob("RESET ROLE; BEGIN; SET LOCAL ROLE alice; SELECT proof AS p FROM idem_internal.caller \\gset\nSET LOCAL ROLE bob;
+like(bob("RESET ROLE; BEGIN; SET LOCAL ROLE alice;
+	SELECT proof AS p FROM idem_internal.caller \\gset\nSET LOCAL ROLE bob;
 	SELECT outcome FROM " . sprintf($call, "'bob'", ":'p'", 'alice_scope')),
-	qr/permission denied for a function of schema idem_internal/, 'after SET ROLE, the proof of the former role is not of this one');
+	qr/permission denied for a function of schema idem_internal/,
+	'after SET ROLE, the proof of the former role is not of this one');
 
 # The list of claims, which is a setting
 
-sub forged { my ($entry) = @_; return "BEGIN; SELECT set_config('idem_sql.claims', '1;' || $entry, true) \\g /dev/null\n"; }
+sub forged
+{
+	my ($entry) = @_;
+	return "BEGIN; SELECT set_config('idem_sql.claims', '1;' || $entry, true) \\g /dev/null\n";
+}
 sub placed { my ($place) = @_; return forged("'$place' || left(md5('" . 'a' x 26 . "'), 16)"); }
 my $known = $node->safe_psql('postgres', "SELECT ctid FROM idem.record WHERE key = 'known'");
 my $token = 'a' x 26 . ('-' x (18 - length $known)) . $known;
-is(bob(placed($known) . "SELECT idem.complete('$token')"), bob(placed('(0,9)') . "SELECT idem.complete('" . ($token =~ s/\Q$known/(0,9)/r) . "')"),
+is(bob(placed($known) . "SELECT idem.complete('$token')"),
+	bob(placed('(0,9)') . "SELECT idem.complete('" . ($token =~ s/\Q$known/(0,9)/r) . "')"),
 	'a forged claim does not reveal whether a place has a record');
-like(bob(placed($known) . "SELECT idem.child_key('$token', 's')"), qr/token names no open claim/, 'and has no child keys');
+like(bob(placed($known) . "SELECT idem.child_key('$token', 's')"), qr/token names no open claim/,
+	'and has no child keys');
 for my $forged (placed($known), forged("'(0,1)'"), forged("'junk;;L;S(x'"), forged("'S(0,1)'"),
 	forged("(SELECT 'L' || lpad(to_hex(number), 16, '0') || repeat('0', 16) FROM numbers)"))
 {
 	is(bob($forged . 'SELECT idem.current_key()'), '', 'and no key');
-	like(bob($forged . 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/, 'and does not open a guarded table');
+	like(bob($forged . 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/,
+		'and does not open a guarded table');
 }
 
 # Nor a record of which this transaction has removed the answer.
-$node->safe_psql('postgres', q{CREATE ROLE purger; GRANT EXECUTE ON FUNCTION idem.purge TO purger; GRANT purger TO bob; SELECT idem.alter_scope('alice_scope', answer_ttl => '1 us');
+$node->safe_psql('postgres', q{CREATE ROLE purger; GRANT EXECUTE ON FUNCTION idem.purge TO purger; GRANT purger TO bob;
+	SELECT idem.alter_scope('alice_scope', answer_ttl => '1 us');
 	SELECT idem.complete(token, '1') FROM idem.claim('alice_scope', 'purged')});
-my @places = split /\n/, $node->safe_psql('postgres', "SELECT ctid FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'alice_scope')");
+my @places = split /\n/, $node->safe_psql('postgres',
+	"SELECT ctid FROM idem.record WHERE scope = (SELECT id FROM idem.scope WHERE name = 'alice_scope')");
 for my $place (@places)
 {
-	like(bob("BEGIN; SELECT idem.purge() \\g /dev/null\n" . (placed($place) =~ s/^BEGIN; //r) . 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/, "a purge does not open a guarded table: $place");
+	like(bob("BEGIN; SELECT idem.purge() \\g /dev/null\n" . (placed($place) =~ s/^BEGIN; //r)
+			. 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/,
+		"a purge does not open a guarded table: $place");
 }
 $node->safe_psql('postgres', q{SELECT idem.alter_scope('alice_scope', answer_ttl => '0')});
 
 # What a role reads there, while another's claim is open, completes nothing and is of no use later.
 $node->safe_psql('postgres', <<'SQL');
-CREATE FUNCTION begins(secret_key text, lease interval) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION begins(secret_key text, lease interval) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+  SET search_path = pg_catalog, pg_temp AS $$
 DECLARE c idem.claim_result;
 BEGIN
   c := idem.claim('alice_scope', secret_key, tenant => 'secret-tenant', lease => lease);
@@ -81,10 +97,12 @@ SQL
 my $list = bob("BEGIN; SELECT begins('secret-1', NULL); SELECT current_setting('idem_sql.claims')");
 like($list, qr/^\s*1;\(\d+,\d+\)[0-9a-f]{16}$/, 'the list has places, and digests of tokens');
 like(bob("BEGIN; SELECT begins('secret-2', NULL);
-	SELECT substr(list, length(list) - 15) || repeat('a', 10) || lpad(substr(list, 3, length(list) - 18), 18, '-') AS t FROM current_setting('idem_sql.claims') AS list \\gset
+	SELECT substr(list, length(list) - 15) || repeat('a', 10) || lpad(substr(list, 3, length(list) - 18), 18, '-') AS t
+	FROM current_setting('idem_sql.claims') AS list \\gset
 	SELECT idem.complete(:'t')"), qr/token names no open claim/, 'a token made of it completes nothing');
 $node->safe_psql('postgres', <<'SQL');
-CREATE FUNCTION pays(secret_key text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION pays(secret_key text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog,
+  pg_temp AS $$
 DECLARE c idem.claim_result;
 BEGIN
   c := idem.claim('alice_scope', secret_key);
@@ -92,44 +110,71 @@ BEGIN
 END $$;
 ALTER FUNCTION pays OWNER TO alice;
 SQL
-like(bob("BEGIN; SELECT pays('paid'); SELECT split_part(substr(current_setting('idem_sql.claims'), 3), ')', 1) || ')' AS place \\gset
+like(bob("BEGIN; SELECT pays('paid'); SELECT split_part(substr(current_setting('idem_sql.claims'), 3), ')', 1) || ')'
+	AS place \\gset
 	SELECT set_config('idem_sql.claims', '1;' || :'place' || left(md5(repeat('0', 26)), 16), true) \\g /dev/null
-	SELECT idem.child_key(repeat('0', 26) || lpad(:'place', 18, '-'), 'charge')"), qr/token names no open claim/, 'nor makes a child key of another role\'s operation');
-my $later = bob("BEGIN; SELECT begins('secret-3', '1 hour') \\g /dev/null\nSELECT current_setting('idem_sql.claims'); COMMIT");
-like(bob("BEGIN; SELECT set_config('idem_sql.claims', '$later', true) \\g /dev/null\nINSERT INTO guarded VALUES (1)"), qr/without a claim/, 'the entry of a lease is good for one transaction');
+	SELECT idem.child_key(repeat('0', 26) || lpad(:'place', 18, '-'), 'charge')"), qr/token names no open claim/,
+	'nor makes a child key of another role\'s operation');
+my $later = bob("BEGIN; SELECT begins('secret-3', '1 hour') \\g /dev/null\n"
+	. "SELECT current_setting('idem_sql.claims'); COMMIT");
+like(bob("BEGIN; SELECT set_config('idem_sql.claims', '$later', true) \\g /dev/null\nINSERT INTO guarded VALUES (1)"),
+	qr/without a claim/, 'the entry of a lease is good for one transaction');
 like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'z') \\gset\n
-	SELECT idem_internal.finish_slowly(c.role, c.proof, 'x', :'t', 'z', '1', NULL, NULL, NULL, NULL) IS NULL FROM idem_internal.caller c; COMMIT;
+	SELECT idem_internal.finish_slowly(c.role, c.proof, 'x', :'t', 'z', '1', NULL, NULL, NULL, NULL) IS NULL
+	FROM idem_internal.caller c; COMMIT;
 	SELECT state FROM idem.lookup('bob_scope', 'z')"), qr/completed$/, 'no state but those of the contract is stored');
 
 # The views of the short ways, read and written by a role that sets the settings by itself: they show what
 # idem.lookup() shows to this role, and EXPLAIN ANALYZE tells no record of another scope from none.
 
 my $ask = "SET idem_sql.scope = '%s'; SET idem_sql.tenant = ''; SET idem_sql.key = '%s'; SET idem_sql.request = '';";
-is(bob(sprintf($ask, 'alice_scope', 'known') . 'SELECT count(*) FROM idem_internal.answer'), '0', 'the view shows no answer of another role\'s scope');
-$node->safe_psql('postgres', "SELECT idem.create_scope('bobs', owner => 'bob', tenant_from => 'role', answer_ttl => '1 ms')");
+is(bob(sprintf($ask, 'alice_scope', 'known') . 'SELECT count(*) FROM idem_internal.answer'), '0',
+	'the view shows no answer of another role\'s scope');
+$node->safe_psql('postgres', "SELECT idem.create_scope('bobs', owner => 'bob', tenant_from => 'role',
+	answer_ttl => '1 ms')");
 bob("SELECT idem.complete(token, '1') FROM idem.claim('bobs', 'hidden')");
-is(bob(sprintf($ask =~ s/tenant = ''/tenant = 'bob'/r, 'bobs', 'hidden') . 'SELECT count(*) FROM idem_internal.answer'), '0', 'nor one that the functions would not show');
-for my $plan ('', 'SET enable_indexscan = off; SET enable_bitmapscan = off;', 'SET enable_nestloop = off;', 'SET enable_nestloop = off; SET enable_hashjoin = off;')
+is(bob(sprintf($ask =~ s/tenant = ''/tenant = 'bob'/r, 'bobs', 'hidden') . 'SELECT count(*) FROM idem_internal.answer'),
+	'0', 'nor one that the functions would not show');
+for my $plan ('', 'SET enable_indexscan = off; SET enable_bitmapscan = off;', 'SET enable_nestloop = off;',
+	'SET enable_nestloop = off; SET enable_hashjoin = off;')
 {
-	my ($there, $not_there) = map { bob("$plan SET jit = off; " . sprintf($ask, 'alice_scope', $_) . 'EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT * FROM idem_internal.answer') } 'known', 'unknown';
+	my ($there, $not_there) =
+		map { bob("$plan SET jit = off; " . sprintf($ask, 'alice_scope', $_)
+				. 'EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT * FROM idem_internal.answer') } 'known',
+		'unknown';
 	is($there, $not_there, 'and a plan does not tell whether there is one');
 	like($there, qr/on record x \(never executed\)/, 'because it reads no record');
 }
-$node->safe_psql('postgres', q{SELECT idem.complete(token, '"old"') FROM idem.claim('bob_scope', 'expired'); UPDATE idem.record SET expires = now() - interval '1 s' WHERE key = 'expired'});
-is(bob(sprintf($ask, 'bob_scope', 'expired') . 'SELECT concat(attempt, outcome, response, created_at, expires_at) FROM idem_internal.answer'), '', 'nor what has expired');
-is(bob("SELECT count(*) FROM idem_internal.figures(ARRAY(SELECT generate_series(1, 9)), array_fill('170000000 years'::interval, '{9}'), NULL)"), '2', 'nor do figures fail where a scope of another role has records');
-my $inserts = "INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce) VALUES ('%s', '', 'by hand', '', repeat('a', 26)) RETURNING place IS NOT NULL";
+$node->safe_psql('postgres', q{SELECT idem.complete(token, '"old"') FROM idem.claim('bob_scope', 'expired');
+	UPDATE idem.record SET expires = now() - interval '1 s' WHERE key = 'expired'});
+is(bob(sprintf($ask, 'bob_scope', 'expired')
+		. 'SELECT concat(attempt, outcome, response, created_at, expires_at) FROM idem_internal.answer'), '',
+	'nor what has expired');
+is(bob("SELECT count(*) FROM idem_internal.figures(ARRAY(SELECT generate_series(1, 9)),
+	array_fill('170000000 years'::interval, '{9}'), NULL)"), '2',
+	'nor do figures fail where a scope of another role has records');
+my $inserts = "INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce)
+	VALUES ('%s', '', 'by hand', '', repeat('a', 26)) RETURNING place IS NOT NULL";
 is(bob(sprintf $inserts, 'alice_scope'), '', 'the other view claims no key in another role\'s scope');
-like(bob('BEGIN; ' . sprintf($inserts, 'bob_scope') . '; COMMIT'), qr/^t\n.*cannot commit a transaction with an open claim/s, 'and in one\'s own a claim like any other');
-unlike(join('', map { bob("BEGIN; CREATE SEQUENCE pg_temp.n; CREATE FUNCTION pg_temp.volatile_key() RETURNS text VOLATILE LANGUAGE sql AS
+like(bob('BEGIN; ' . sprintf($inserts, 'bob_scope') . '; COMMIT'),
+	qr/^t\n.*cannot commit a transaction with an open claim/s, 'and in one\'s own a claim like any other');
+unlike(join('', map { bob("BEGIN; CREATE SEQUENCE pg_temp.n;
+	CREATE FUNCTION pg_temp.volatile_key() RETURNS text VOLATILE LANGUAGE sql AS
 	\$\$ SELECT CASE WHEN nextval('pg_temp.n') = $_ THEN repeat('x', 300) ELSE 'short' END \$\$;
-	INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce) VALUES ('bob_scope', '', pg_temp.volatile_key(), '', repeat('b', 26)); SELECT max(length(key)) FROM idem.records") } 2 .. 6),
+	INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce)
+	VALUES ('bob_scope', '', pg_temp.volatile_key(), '', repeat('b', 26));
+	SELECT max(length(key)) FROM idem.records") } 2 .. 6),
 	qr/300/, 'nor one whose key has another length when it is stored');
-bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'r', '{\"secret\": 1}', 't') \\gset\nSELECT idem.complete(:'t', '1'); COMMIT");
-for my $call ("outcome FROM idem.claim('bob_scope', 's-1', '{\"secret\": 1}', 't')", "outcome FROM idem.claim('bob_scope', 'r', '{\"secret\": 1}', 't')",
-	"outcome FROM idem.try_claim('bob_scope', 'r', '{\"secret\": 2}', 't')", "state FROM idem.lookup('bob_scope', 'r', 't')", "state FROM idem.lookup('bob_scope', 'none', 't')")
+bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'r', '{\"secret\": 1}', 't') \\gset\n"
+	. "SELECT idem.complete(:'t', '1'); COMMIT");
+for my $call ("outcome FROM idem.claim('bob_scope', 's-1', '{\"secret\": 1}', 't')",
+	"outcome FROM idem.claim('bob_scope', 'r', '{\"secret\": 1}', 't')",
+	"outcome FROM idem.try_claim('bob_scope', 'r', '{\"secret\": 2}', 't')",
+	"state FROM idem.lookup('bob_scope', 'r', 't')", "state FROM idem.lookup('bob_scope', 'none', 't')")
 {
-	is(bob("BEGIN; SELECT $call \\g /dev/null\nSELECT string_agg(current_setting('idem_sql.' || name, true), '') FROM unnest('{tenant,key,request}'::text[]) AS name; ROLLBACK"),
+	is(bob("BEGIN; SELECT $call \\g /dev/null\n"
+		. "SELECT string_agg(current_setting('idem_sql.' || name, true), '') FROM unnest('{tenant,key,request}'::text[])
+			AS name; ROLLBACK"),
 		'', "after the call, no setting has the tenant, the key or the request: $call");
 }
 
@@ -137,24 +182,40 @@ for my $call ("outcome FROM idem.claim('bob_scope', 's-1', '{\"secret\": 1}', 't
 # replication do. Where a superuser has switched this one off, too, the claim counts as abandoned.
 
 my $opens = q{BEGIN; SELECT attempt FROM idem.claim('alice_scope', 'left open', tenant => 't''t'); COMMIT};
-is(sqlstate($node, "SET session_replication_role = replica; $opens"), 'ID006', 'with session_replication_role = replica, an open claim does not commit');
+is(sqlstate($node, "SET session_replication_role = replica; $opens"), 'ID006',
+	'with session_replication_role = replica, an open claim does not commit');
 $node->safe_psql('postgres', "ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; $opens");
 my $unguarded = "SELECT detail, hint FROM idem.health() WHERE check_name = 'triggers' AND status <> 'ok'";
-is($node->safe_psql('postgres', "$unguarded ORDER BY 1"), <<'OUT' =~ s/\n\z//r, 'health() names the trigger, and the claim that has committed');
-Open claims of scope "alice_scope" were committed while triggers were switched off: 1. What these transactions did is committed, too; the next claim of such a key runs its operation again.|For each key, find out whether its operation has run. If so, claim the key and complete it with the answer, in one transaction; if not, call idem.forget(). To list the keys: SELECT tenant, key FROM idem_internal.left_open WHERE scope = 'alice_scope'
-The trigger claim_incomplete on idem.record is missing or not ENABLE ALWAYS: a transaction can commit with an open claim.|ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete
+is($node->safe_psql('postgres', "$unguarded ORDER BY 1"),
+	<<'OUT' =~ s/\n  / /gr =~ s/\n\z//r, 'health() names the trigger, and the claim that has committed');
+Open claims of scope "alice_scope" were committed while triggers were switched off: 1.
+  What these transactions did is committed, too; the next claim of such a key runs its operation again.|For each key,
+  find out whether its operation has run. If so, claim the key and complete it with the answer, in one transaction;
+  if not, call idem.forget(). To list the keys: SELECT tenant, key FROM idem_internal.left_open
+  WHERE scope = 'alice_scope'
+The trigger claim_incomplete on idem.record is missing or not ENABLE ALWAYS: a transaction can commit with an open
+  claim.|ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete
 OUT
 $node->safe_psql('postgres', $node->safe_psql('postgres', "SELECT hint FROM ($unguarded) AS f WHERE hint ~ 'TRIGGER'"));
-my $open = "SELECT token AS t, attempt FROM idem.claim('alice_scope', 'left open', tenant => 't''t') \\gset\n\\echo :attempt";
-is($node->safe_psql('postgres', "SELECT state, attempt, holder_pid FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'in_progress|1|', 'lookup() shows an attempt without a holder');
+my $open = "SELECT token AS t, attempt FROM idem.claim('alice_scope', 'left open', tenant => 't''t') \\gset\n"
+	. "\\echo :attempt";
+is($node->safe_psql('postgres', "SELECT state, attempt, holder_pid
+	FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'in_progress|1|',
+	'lookup() shows an attempt without a holder');
 is($node->safe_psql('postgres', "SELECT attempt FROM idem.take('alice_scope')"), '', 'take() leaves it alone');
 is($node->safe_psql('postgres', "BEGIN; $open\nROLLBACK"), '2', 'the next claim takes it over');
-is($node->safe_psql('postgres', "BEGIN; $open\nSELECT idem.complete(:'t', '1'); COMMIT; SELECT response FROM idem.lookup('alice_scope', 'left open', 't''t')"),
+is($node->safe_psql('postgres', "BEGIN; $open\n"
+	. "SELECT idem.complete(:'t', '1'); COMMIT; SELECT response FROM idem.lookup('alice_scope', 'left open', 't''t')"),
 	"2\n1\n1", 'and completes it');
-$node->safe_psql('postgres', "SELECT idem.forget('alice_scope', 'left open', tenant => 't''t'); ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; $opens; ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete");
-is($node->safe_psql('postgres', $node->safe_psql('postgres', "SELECT substring(hint FROM 'SELECT .*') FROM ($unguarded) AS f")), "t't|left open", 'health() lists the keys');
+$node->safe_psql('postgres', "SELECT idem.forget('alice_scope', 'left open', tenant => 't''t');
+	ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; $opens;
+	ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete");
+is($node->safe_psql('postgres', $node->safe_psql('postgres',
+			"SELECT substring(hint FROM 'SELECT .*') FROM ($unguarded) AS f")), "t't|left open",
+	'health() lists the keys');
 $node->safe_psql('postgres', "SELECT idem.forget('alice_scope', 'left open', tenant => 't''t')");
-is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'absent', 'forget() frees one whose operation has not run');
+is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'absent',
+	'forget() frees one whose operation has not run');
 is($node->safe_psql('postgres', "SELECT count(*) FROM idem.record WHERE open IS NOT NULL"), '0', 'and nothing is left');
 
 # Who can connect reads the numbers of key locks in pg_locks, and can hold them. The calls with a token
@@ -164,13 +225,19 @@ my $worker = $node->background_psql('postgres');
 $worker->query_safe("SELECT token AS t FROM idem.claim('alice_scope', 'work', lease => '1 hour') \\gset");
 $worker->query_safe("BEGIN; SELECT idem.renew(:'t')");
 my $mallory = $node->background_psql('postgres');
-$mallory->query_safe("SET ROLE bob; SELECT ((classid::bigint << 32) | objid::bigint) AS lock FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \\gset");
+$mallory->query_safe("SET ROLE bob;
+	SELECT ((classid::bigint << 32) | objid::bigint) AS lock FROM pg_locks
+	WHERE locktype = 'advisory' AND objsubid = 1 \\gset");
 $mallory->query_until(qr/holding/, "\\echo holding\nSELECT pg_advisory_lock(:lock);\n");
-waits_for($node, $node->safe_psql('postgres', "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"), 'Lock');
+waits_for($node, $node->safe_psql('postgres', "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"),
+	'Lock');
 $worker->query_safe('COMMIT');
 $mallory->query_safe('SELECT 1');
-is($worker->query("SET lock_timeout = '2 s'; SELECT idem.checkpoint(:'t', 'half'); SELECT idem.renew(:'t', '1 ms') IS NULL; SELECT pg_sleep(0.01)"), "\nf\n", 'a lease goes on although another role holds the lock of its key');
-is($worker->query("SELECT token AS t, key FROM idem.take('alice_scope') \\gset\n\\echo :key"), 'work', 'and is taken over');
+is($worker->query("SET lock_timeout = '2 s'; SELECT idem.checkpoint(:'t', 'half');
+	SELECT idem.renew(:'t', '1 ms') IS NULL; SELECT pg_sleep(0.01)"), "\nf\n",
+	'a lease goes on although another role holds the lock of its key');
+is($worker->query("SELECT token AS t, key FROM idem.take('alice_scope') \\gset\n\\echo :key"), 'work',
+	'and is taken over');
 is($worker->query("SELECT idem.complete(:'t', '1')"), '1', 'and completed');
 $_->quit for $worker, $mallory;
 
@@ -192,12 +259,17 @@ COMMIT; BEGIN; SELECT outcome FROM idem.claim('bob_scope', 'h9'); COMMIT;
 SQL
 my $shadows = bob(<<'SQL' . $calls);
 CREATE SCHEMA evil;
-CREATE FUNCTION evil.text(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN true; END $$;
-CREATE FUNCTION evil.int(int, int) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN true; END $$;
-CREATE FUNCTION evil.append(text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN ''; END $$;
+CREATE FUNCTION evil.text(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN true;
+END $$;
+CREATE FUNCTION evil.int(int, int) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN true;
+END $$;
+CREATE FUNCTION evil.append(text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN '';
+END $$;
 CREATE FUNCTION evil.length(text) RETURNS int LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN 1; END $$;
-CREATE FUNCTION evil.current_setting(text, boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN ''; END $$;
-CREATE FUNCTION evil.check(anyelement) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN true; END $$;
+CREATE FUNCTION evil.current_setting(text, boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil';
+RETURN ''; END $$;
+CREATE FUNCTION evil.check(anyelement) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'evil'; RETURN true;
+END $$;
 CREATE FUNCTION evil.op(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1';
 CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.text);
 CREATE OPERATOR evil.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.text);
@@ -215,9 +287,12 @@ like($shadows, qr/cannot commit a transaction with an open claim/, 'and an open 
 
 # Constraints that are checked at once
 
-my $at_once = "BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT token AS t FROM idem.claim('bob_scope', 'c%d') \\gset\n%s COMMIT";
-is(bob(sprintf($at_once, 1, "SELECT idem.complete(:'t', '7');")), '7', 'a claim can be completed under SET CONSTRAINTS ALL IMMEDIATE');
-like(bob(sprintf($at_once, 2, '')), qr/cannot commit a transaction with an open claim/, 'and does not commit if it is open');
+my $at_once = "BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT token AS t FROM idem.claim('bob_scope', 'c%d') \\gset\n"
+	. "%s COMMIT";
+is(bob(sprintf($at_once, 1, "SELECT idem.complete(:'t', '7');")), '7',
+	'a claim can be completed under SET CONSTRAINTS ALL IMMEDIATE');
+like(bob(sprintf($at_once, 2, '')), qr/cannot commit a transaction with an open claim/,
+	'and does not commit if it is open');
 like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'c3') \\gset\nSET CONSTRAINTS ALL IMMEDIATE; COMMIT"),
 	qr/cannot commit a transaction with an open claim/, 'not even if the constraints are checked after it');
 
@@ -227,7 +302,8 @@ my $holder = $node->background_psql('postgres');
 $holder->query_safe("SET ROLE bob; BEGIN; SELECT idem.once('bob_scope', 'waited')");
 $node->safe_psql('postgres', "SELECT idem.alter_scope('bob_scope', wait => '200 ms')");
 my $wait = "SET statement_timeout = '10 s'; %s SELECT idem.once_each('bob_scope', '{waited}'::text[])";
-like(bob(sprintf $wait, ''), qr/operation "waited" is in progress/, 'once_each waits for an open claim as long as the scope says');
+like(bob(sprintf $wait, ''), qr/operation "waited" is in progress/,
+	'once_each waits for an open claim as long as the scope says');
 like(bob(sprintf $wait, "SET lock_timeout = '100 ms';"), qr/due to lock timeout/, 'or as long as the session says');
 is($node->safe_psql('postgres', <<'SQL'), '0', 'whenever that time comes');
 CREATE FUNCTION pg_temp.overlooked() RETURNS integer LANGUAGE plpgsql AS $$
@@ -243,16 +319,19 @@ BEGIN
 END $$;
 SELECT pg_temp.overlooked();
 SQL
-like(bob("SET lock_timeout = '7 s'; BEGIN; SELECT count(*) FROM idem.once_each('bob_scope', '{free}'::text[]); SHOW lock_timeout"), qr/7s$/,
+like(bob("SET lock_timeout = '7 s'; BEGIN; SELECT count(*) FROM idem.once_each('bob_scope', '{free}'::text[]);
+	SHOW lock_timeout"), qr/7s$/,
 	'and leaves the setting as it was');
 $node->safe_psql('postgres', "SELECT idem.alter_scope('bob_scope', wait => '100 days')");
 $holder->query_safe("SELECT FROM idem.once_each('bob_scope', '{cancelled}'::text[])");
 my $canceller = $node->background_psql('postgres', on_error_stop => 0);
 my $pid = $canceller->query_safe('SELECT pg_backend_pid()');
-$canceller->query_until(qr/cancelling/, "SET ROLE bob;\n\\echo cancelling\nSELECT state FROM idem.cancel('bob_scope', 'cancelled');\n");
+$canceller->query_until(qr/cancelling/, "SET ROLE bob;\n\\echo cancelling\n"
+	. "SELECT state FROM idem.cancel('bob_scope', 'cancelled');\n");
 waits_for($node, $pid, 'Lock');
 $holder->query_safe('COMMIT');
-is($canceller->query("SELECT 'next'") =~ s/\n.*//sr, 'completed', 'cancel waits for once_each, and returns what it has stored');
+is($canceller->query("SELECT 'next'") =~ s/\n.*//sr, 'completed',
+	'cancel waits for once_each, and returns what it has stored');
 $holder->query_safe('RESET ROLE');
 
 # Nor do functions for administrators and the purge: a claim that meets their rows waits no longer than it may.
@@ -262,11 +341,15 @@ for my $key (qw(forgotten erased purged))
 	bob("SELECT idem.complete(token, '1') FROM idem.claim('bob_scope', '$key')");
 }
 $node->safe_psql('postgres', "UPDATE idem.record SET expires = now() WHERE key = 'purged'");
-$holder->query_safe("BEGIN; SELECT idem.forget('bob_scope', 'forgotten'), idem.erase('bob_scope', 'erased'), idem.purge()");
-my $met = "SET statement_timeout = '10 s'; BEGIN; SELECT outcome FROM idem.try_claim('bob_scope', '%s', wait => %s); SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()";
-is(bob(sprintf $met, 'forgotten', 'NULL'), "completed\n0", 'a record that is being forgotten still answers, without a key lock');
+$holder->query_safe("BEGIN; SELECT idem.forget('bob_scope', 'forgotten'), idem.erase('bob_scope', 'erased'),
+	idem.purge()");
+my $met = "SET statement_timeout = '10 s'; BEGIN; SELECT outcome FROM idem.try_claim('bob_scope', '%s', wait => %s);
+	SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()";
+is(bob(sprintf $met, 'forgotten', 'NULL'), "completed\n0",
+	'a record that is being forgotten still answers, without a key lock');
 is(bob(sprintf $met, 'erased', 'NULL'), "completed\n0", 'so does one that is being erased');
-like(bob(sprintf $met, 'purged', 'NULL'), qr/^in_progress/, 'an expired one that is being purged is not waited for by try_claim');
+like(bob(sprintf $met, 'purged', 'NULL'), qr/^in_progress/,
+	'an expired one that is being purged is not waited for by try_claim');
 like(bob(sprintf $met, 'purged', "'50 ms'"), qr/^in_progress/, 'nor for longer than it says');
 $holder->query_safe('COMMIT');
 like(bob(sprintf $met, 'forgotten', 'NULL'), qr/^claimed/, 'afterwards, the key is free');
@@ -274,7 +357,8 @@ $holder->query_safe("BEGIN; UPDATE idem.watermark SET seq = 20 WHERE source = 's
 $canceller->query_until(qr/advancing/, "\\echo advancing\nSELECT idem.advance('bob_scope', 's', 11);\n");
 waits_for($node, $pid, 'Lock');
 $holder->query_safe('COMMIT');
-is($canceller->query("SELECT 'next'") =~ s/\n.*//sr, 'f', 'a source that is moved on without its lock does not go back');
+is($canceller->query("SELECT 'next'") =~ s/\n.*//sr, 'f',
+	'a source that is moved on without its lock does not go back');
 $holder->quit;
 $canceller->quit;
 
@@ -282,26 +366,36 @@ $canceller->quit;
 # proof, and a scope has a copy of the newest secret.
 
 my $operation = $node->safe_psql('postgres', "SELECT token FROM idem.claim('alice_scope', 'left', lease => '1 hour')");
-$node->safe_psql('postgres', "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem TO bob; CREATE FUNCTION op(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT \$1'");
+$node->safe_psql('postgres', "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem TO bob;
+	CREATE FUNCTION op(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT \$1'");
 my $older = "SELECT outcome FROM idem.try_claim('bob_scope', 'with_request', '{\"a\": 1}')";
-bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'with_request', '{\"a\": 1}') \\gset\nSELECT idem.complete(:'t'); COMMIT");
+bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'with_request', '{\"a\": 1}') \\gset\n"
+	. "SELECT idem.complete(:'t'); COMMIT");
 $node->safe_psql('postgres', 'CREATE TABLE kept AS SELECT * FROM idem.secret; DELETE FROM idem.secret WHERE id > 0');
 is(bob($older), 'completed', 'a request is compared with the help of the copy');
-like(bob($older =~ s/\)$/, wait => '1 s')/r), qr/fingerprint secret 1 is missing/, 'but not on the long way without the secret of its fingerprint');
-like(bob("SELECT idem.claim('bob_scope', 'k', '1', ttl => '1 hour')"), qr/idem has no secrets in this database/, 'and no new fingerprint is made');
+like(bob($older =~ s/\)$/, wait => '1 s')/r), qr/fingerprint secret 1 is missing/,
+	'but not on the long way without the secret of its fingerprint');
+like(bob("SELECT idem.claim('bob_scope', 'k', '1', ttl => '1 hour')"), qr/idem has no secrets in this database/,
+	'and no new fingerprint is made');
 $node->safe_psql('postgres', 'DELETE FROM idem.secret');
 my @without = (
 	"claim('bob_scope', 'k', ttl => '1 hour')", "try_claim('bob_scope', 'k', wait => '1 s')",
-	"once_each('bob_scope', '{k}'::text[])", "execute('bob_scope', 'k', 'op(jsonb)', wait => '1 s')", "lookup('bob_scope', 'k')",
-	"cancel('bob_scope', 'k')", "advance('bob_scope', 's', 1)", "reset_stream('bob_scope', 's', 1)", "take('bob_scope')",
-	"complete('$operation')", qq(fail('$operation', '{"message": "m"}')), "release('$operation')", "renew('$operation')",
+	"once_each('bob_scope', '{k}'::text[])", "execute('bob_scope', 'k', 'op(jsonb)', wait => '1 s')",
+	"lookup('bob_scope', 'k')",
+	"cancel('bob_scope', 'k')", "advance('bob_scope', 's', 1)", "reset_stream('bob_scope', 's', 1)",
+	"take('bob_scope')",
+	"complete('$operation')", qq(fail('$operation', '{"message": "m"}')), "release('$operation')",
+	"renew('$operation')",
 	"checkpoint('$operation', 'c')", "child_key('$operation', 's')", "scope_ddl('bob_scope')", "create_scope('new')",
-	"alter_scope('bob_scope', ttl => '1 hour')", "drop_scope('bob_scope')", "revoke('bob_scope', 'k')", "forget('bob_scope', 'k')",
+	"alter_scope('bob_scope', ttl => '1 hour')", "drop_scope('bob_scope')", "revoke('bob_scope', 'k')",
+	"forget('bob_scope', 'k')",
 	"erase('bob_scope', 'k')", "forget_tenant('bob_scope', 't')", "erase_tenant('bob_scope', 't')",
 );
 like(bob("SELECT idem.$_"), qr/idem has no secrets in this database/, "without secrets: $_") for @without;
-is($node->safe_psql('postgres', "SELECT string_agg(DISTINCT p.proname, ' ') FROM pg_proc p WHERE p.pronamespace = 'idem'::regnamespace
-	AND p.prosrc ~ 'idem_internal\.caller' AND p.proname <> ALL ('{" . join(',', map { /^(\w+)/ } @without) . "}')"), '', 'no other function asks who calls');
+is($node->safe_psql('postgres', "SELECT string_agg(DISTINCT p.proname, ' ') FROM pg_proc p
+	WHERE p.pronamespace = 'idem'::regnamespace
+	AND p.prosrc ~ 'idem_internal\.caller' AND p.proname <> ALL ('{" . join(',', map { /^(\w+)/ } @without) . "}')"),
+	'', 'no other function asks who calls');
 $node->safe_psql('postgres', 'INSERT INTO idem.secret SELECT * FROM kept');
 like(bob($older), qr/completed$/, 'with the secrets restored, the keys are known again');
 
@@ -316,15 +410,18 @@ for my $database ('plain', 'evil')
 	$node->safe_psql($database, $Traps::objects);
 	$node->safe_psql($database, $Traps::traps) if $database eq 'evil';
 	my $path = $database eq 'evil' ? $Traps::path : '';
-	my (undef, $out, $err) = $node->psql($database, "\\set VERBOSITY sqlstate\n$path$Traps::managed_tour", on_error_stop => 0);
+	my (undef, $out, $err) = $node->psql($database, "\\set VERBOSITY sqlstate\n$path$Traps::managed_tour",
+		on_error_stop => 0);
 	$said{$database} = "$out\n" . join "\n", $err =~ /ERROR:\s+(\w{5})/g;
 }
 like($said{plain}, qr/"answer": 42.*\ncompleted\n.*completed\nfailed\n/s, 'the tour calls the functions');
 is($said{evil}, $said{plain}, 'it has the same results among the traps');
 $node->safe_psql('evil', 'DROP TABLE evil.scope, evil.record; DROP VIEW evil.scopes');
-for my $view (split ' ', $node->safe_psql('evil', q{SELECT string_agg('idem.' || relname, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'}))
+for my $view (split ' ', $node->safe_psql('evil', q{SELECT string_agg('idem.' || relname, ' ') FROM pg_class
+	WHERE relnamespace = 'idem'::regnamespace AND relkind = 'v'}))
 {
-	my (undef, undef, $err) = $node->psql('evil', "$Traps::path SET ROLE stranger; SELECT * FROM $view", on_error_stop => 0);
+	my (undef, undef, $err) = $node->psql('evil', "$Traps::path SET ROLE stranger; SELECT * FROM $view",
+		on_error_stop => 0);
 	unlike($err, qr/trap/, "no trap is sprung when a stranger reads $view");
 }
 

@@ -22,7 +22,8 @@ sub ask { my ($query) = @_; return $node->safe_psql('postgres', $query); }
 sub run_file
 {
 	my ($file) = @_;
-	$node->command_ok([ qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f), "examples/migration/$file.sql", 'postgres' ],
+	$node->command_ok([ qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f), "examples/migration/$file.sql",
+			'postgres' ],
 		"$file.sql runs");
 	return;
 }
@@ -55,7 +56,8 @@ SQL
 my $early = $node->background_psql('postgres', on_error_stop => 0);
 $early->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM payment');
 ask(q{CREATE FUNCTION pay_by_old_code(k text) RETURNS void LANGUAGE sql AS
-	$$ INSERT INTO idempotency_key VALUES ('payments', '', k, NULL, NULL, NULL, now() + interval '1 day') ON CONFLICT DO NOTHING $$});
+	$$ INSERT INTO idempotency_key VALUES ('payments', '', k, NULL, NULL, NULL, now() + interval '1 day')
+	ON CONFLICT DO NOTHING $$});
 
 my %saw = storm_meanwhile(sub { run_file('migrate') });
 is($saw{differing}, 0, 'storm: no key had two answers');
@@ -63,7 +65,8 @@ is(ask('SELECT count(*), count(DISTINCT key) FROM payment'), "$operations|$opera
 cmp_ok(ask('SELECT count(*) FROM idem.record'), '>=', 1, 'storm: idem took over in the middle');
 cmp_ok(ask('SELECT keys FROM migrate.remaining'), '>=', 100, 'storm: the old table has live keys');
 # In eight transactions, since one may hold 2,000 key locks.
-is(ask(qq{SELECT count(*) FROM answer WHERE hashtext(key) & 7 = $_ AND pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), 0,
+is(ask(qq{SELECT count(*) FROM answer WHERE hashtext(key) & 7 = $_ AND pay(key, '{"amount": 10}') IS DISTINCT
+	FROM answer}), 0,
 	'a late retry of any key gets the answer that was acknowledged') for 0 .. 7;
 is(ask('SELECT count(*) FROM payment'), $operations, 'a late retry has no effect');
 
@@ -74,7 +77,8 @@ $early->quit;
 is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'the old code gets 40001');
 
 # Each kind of row.
-is(ask(q{BEGIN; SELECT response FROM migrate.claim('payments', 'unbound', NULL, NULL, NULL); ROLLBACK}), '{"payment": -2}',
+is(ask(q{BEGIN; SELECT response FROM migrate.claim('payments', 'unbound', NULL, NULL, NULL); ROLLBACK}),
+	'{"payment": -2}',
 	'a NULL tenant means the setting, as for idem.claim()');
 is(sqlstate($node, q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'an old key conflicts with another request');
 my $expires = ask(q{SELECT expires_at FROM idempotency_key WHERE key = 'finished'});
@@ -82,11 +86,13 @@ is(ask(q{SELECT pay('finished', '{"amount": 1}')}), '{"payment": -1}', 'an old k
 is(ask(q{SELECT count(*) FROM idempotency_key WHERE key = 'finished'}), 0, 'an old key that was asked for has moved');
 is(ask(qq{SELECT expires_at BETWEEN '$expires' AND timestamptz '$expires' + interval '10 minutes', status
 	FROM idem.lookup('payments', 'finished')}), 't|201', 'a moved key keeps its expiry and status');
-is(ask(q{SELECT pay('finished', '{"amount": 1.0}')}), '{"payment": -1}', 'idem answers a moved key, and compares its request by value');
+is(ask(q{SELECT pay('finished', '{"amount": 1.0}')}), '{"payment": -1}',
+	'idem answers a moved key, and compares its request by value');
 is(sqlstate($node, q{SELECT pay('finished', '{"amount": 2}')}), 'ID002', 'a moved key conflicts with another request');
 is(sqlstate($node, q{SELECT pay('begun', '{"amount": 1}')}), 'ID001', 'an unfinished old operation is in progress');
 ask(q{UPDATE idempotency_key SET status = 201, response = '{"payment": -5}' WHERE key = 'begun'});
-is(ask(q{SELECT pay('begun', '{"amount": 1}')}), '{"payment": -5}', 'an unfinished old operation is answered once the old code finishes it');
+is(ask(q{SELECT pay('begun', '{"amount": 1}')}), '{"payment": -5}',
+	'an unfinished old operation is answered once the old code finishes it');
 is(ask(q{SELECT (pay('over', '{"amount": 1}')->>'payment')::bigint > 0}), 't', 'an expired old key is free');
 
 # Rows without a request move by batch, while a retry is moving one of them.
@@ -97,14 +103,18 @@ is(ask('SET idem.max_open_claims = 10; SELECT migrate.move(10)'), 10, 'a batch m
 is(ask('SELECT migrate.move()'), 1000, 'a batch moves');
 ask('SELECT migrate.move()');
 ask('SELECT migrate.move()');
-is(ask(q{SELECT count(*) FROM idempotency_key WHERE request_hash IS NULL}), 1, 'only the row that a retry is moving is left');
+is(ask(q{SELECT count(*) FROM idempotency_key WHERE request_hash IS NULL}), 1,
+	'only the row that a retry is moving is left');
 $retry->query_safe('COMMIT');
 $retry->quit;
 is(ask('SELECT migrate.move()'), 0, 'nothing is left to move');
-is(ask(q{SELECT count(*) FROM bulk WHERE (migrate.claim('payments', key, NULL, '', NULL)).response = to_jsonb(i)}), 2500,
+is(ask(q{SELECT count(*) FROM bulk WHERE (migrate.claim('payments', key, NULL, '', NULL)).response = to_jsonb(i)}),
+	2500,
 	'each moved row has its answer');
-is(ask(q{SELECT response FROM migrate.claim('payments', 'unbound', NULL, 'other', NULL)}), '{"payment": -3}', 'a moved row keeps its tenant');
-is(sqlstate($node, q{SELECT migrate.claim('payments', 'unbound', '{"amount": 1}', 'other', 'x')}), 'ID002', 'a moved row without a request binds none');
+is(ask(q{SELECT response FROM migrate.claim('payments', 'unbound', NULL, 'other', NULL)}), '{"payment": -3}',
+	'a moved row keeps its tenant');
+is(sqlstate($node, q{SELECT migrate.claim('payments', 'unbound', '{"amount": 1}', 'other', 'x')}), 'ID002',
+	'a moved row without a request binds none');
 
 # The end: not too early, not without the fence, and as documented.
 my $pay = q{CREATE OR REPLACE FUNCTION pay(k text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -115,7 +125,8 @@ BEGIN
   INSERT INTO payment(key, amount) VALUES (k, (request->>'amount')::numeric) RETURNING id INTO payment_id;
   RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id), 201);
 END $$};
-my @finish = (qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f examples/migration/finish.sql), $node->connstr('postgres'));
+my @finish = (qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f examples/migration/finish.sql),
+	$node->connstr('postgres'));
 ask(q{UPDATE idempotency_key SET expires_at = now() + interval '1 hour' WHERE key = 'over'});
 $node->command_fails_like(\@finish, qr/old table has live keys/, 'finish.sql refuses while old keys are live');
 is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'after the refusal the fence still stands');
@@ -124,7 +135,8 @@ is(ask('SELECT keys FROM migrate.remaining'), 0, 'after the TTL no old key remai
 ask($pay);
 is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'the fence stands when the procedures call idem alone');
 run_file('finish');
-is(ask(q{SELECT to_regnamespace('migrate') IS NULL AND to_regclass('idempotency_key') IS NULL}), 't', 'schema and table are gone');
+is(ask(q{SELECT to_regnamespace('migrate') IS NULL AND to_regclass('idempotency_key') IS NULL}), 't',
+	'schema and table are gone');
 is(ask(q{SELECT pay('finished', '{"amount": 1}')}), '{"payment": -1}', 'a retry is answered without the old table');
 is(ask(q{SELECT response FROM idem.claim('payments', 'finished', '{"amount": 1}', '')}), '{"payment": -1}',
 	'moved keys are answered without the old table');
@@ -133,7 +145,8 @@ is(ask(q{SELECT response FROM idem.claim('payments', 'finished', '{"amount": 1}'
 ask('TRUNCATE idem.record, payment; DROP TABLE payment; DROP FUNCTION pay');
 run_file('before');
 %saw = storm_meanwhile(sub { ask($pay) });
-cmp_ok(ask(q{SELECT count(*) FROM (SELECT * FROM answer LIMIT 1000) a WHERE pay(key, '{"amount": 10}') IS DISTINCT FROM answer}), '>=', 100,
+cmp_ok(ask(q{SELECT count(*) FROM (SELECT * FROM answer LIMIT 1000) a WHERE pay(key, '{"amount": 10}') IS DISTINCT
+	FROM answer}), '>=', 100,
 	'without the old table, its keys run again');
 
 log_is_clean($node);

@@ -32,13 +32,16 @@ my %models = (
 	'leased claims' => '-DATOMIC=0 -DLEASED=2 -DRELEASE -DPAUSE -DTRIES=2 -DKILL=1 -DSCOPE_WAITS=true',
 	'leased claims that do not wait' => '-DATOMIC=0 -DLEASED=2 -DRELEASE -DPAUSE -DTRIES=2 -DKILL=1',
 	'three leased claims' => '-DATOMIC=0 -DLEASED=3 -DTRIES=1 -DSCOPE_WAITS=true',
-	'a leased claim and a taker' => '-DATOMIC=0 -DLEASED=1 -DTAKE=1 -DRELEASE -DPAUSE -DTRIES=2 -DLAPSES=5 -DKILL=1 -DSCOPE_WAITS=true',
+	'a leased claim and a taker' => '-DATOMIC=0 -DLEASED=1 -DTAKE=1 -DRELEASE -DPAUSE -DTRIES=2 -DLAPSES=5 -DKILL=1 '
+	. '-DSCOPE_WAITS=true',
 	'an atomic and a leased claim, and a taker' => '-DATOMIC=1 -DLEASED=1 -DTAKE=1 -DTRIES=2 -DLAPSES=5 -DKILL=1',
 	'a leased claim and two takers' => '-DATOMIC=0 -DLEASED=1 -DTAKE=2 -DPAUSE -DTRIES=2 -DLEASED_CALLS=1 -DLAPSES=6',
-	'a leased claim, a taker and revoke' => '-DATOMIC=0 -DLEASED=1 -DTAKE=1 -DREVOKE=1 -DTRIES=2 -DLAPSES=4 -DSCOPE_WAITS=true',
+	'a leased claim, a taker and revoke' => '-DATOMIC=0 -DLEASED=1 -DTAKE=1 -DREVOKE=1 -DTRIES=2 -DLAPSES=4 '
+	. '-DSCOPE_WAITS=true',
 	'an atomic and a leased claim, and revoke' => '-DATOMIC=1 -DLEASED=1 -DREVOKE=1 -DTRIES=2 -DLAPSES=3 -DKILL=1',
 	'atomic claims and the purger' => '-DATOMIC=2 -DPURGE=1 -DTRIES=2 -DLIVES=2',
-	'a leased claim and the purger' => '-DATOMIC=0 -DLEASED=1 -DPURGE=2 -DTRIES=3 -DLIVES=2 -DLAPSES=4 -DSCOPE_WAITS=true',
+	'a leased claim and the purger' => '-DATOMIC=0 -DLEASED=1 -DPURGE=2 -DTRIES=3 -DLIVES=2 -DLAPSES=4 '
+	. '-DSCOPE_WAITS=true',
 	'claims and the purger, without waits' => '-DATOMIC=1 -DLEASED=1 -DPURGE=1 -DTRIES=2 -DLAPSES=4',
 	'a claim and a writer past the lock' => '-DATOMIC=1 -DBYPASS=1 -DTRIES=2 -DSCOPE_WAITS=true -DKILL=1',
 	'claims and a writer past the lock, without waits' => '-DATOMIC=1 -DLEASED=1 -DBYPASS=1 -DTRIES=1 -DKILL=1',
@@ -49,10 +52,12 @@ my %models = (
 	'once_each in REPEATABLE READ' => '-DATOMIC=0 -DONCE_EACH=2 -DTRIES=3 -DREPEATABLE',
 	'once_each, a claim and the purger' => '-DATOMIC=1 -DONCE_EACH=1 -DPURGE=1 -DTRIES=2 -DLIVES=2',
 	'once_each and a writer past the lock' => '-DATOMIC=0 -DONCE_EACH=1 -DBYPASS=1 -DTRIES=2',
-	'a last attempt and an atomic claim' => '-DATOMIC=1 -DLEASED=1 -DMAX_ATTEMPTS=1 -DFAIL -DTRIES=2 -DLAPSES=3 -DKILL=1 -DSCOPE_WAITS=true',
+	'a last attempt and an atomic claim' => '-DATOMIC=1 -DLEASED=1 -DMAX_ATTEMPTS=1 -DFAIL -DTRIES=2 -DLAPSES=3 '
+	. '-DKILL=1 -DSCOPE_WAITS=true',
 	'a last attempt and a taker' => '-DATOMIC=0 -DLEASED=1 -DTAKE=1 -DMAX_ATTEMPTS=1 -DPAUSE -DTRIES=2 -DLAPSES=4',
 	'a last attempt and revoke' => '-DATOMIC=0 -DLEASED=2 -DREVOKE=1 -DMAX_ATTEMPTS=1 -DFAIL -DTRIES=2 -DLAPSES=4',
-	'a last attempt and cancel' => '-DATOMIC=0 -DLEASED=1 -DCANCEL=1 -DMAX_ATTEMPTS=1 -DFAIL -DTRIES=2 -DLAPSES=3 -DSCOPE_WAITS=true',
+	'a last attempt and cancel' => '-DATOMIC=0 -DLEASED=1 -DCANCEL=1 -DMAX_ATTEMPTS=1 -DFAIL -DTRIES=2 -DLAPSES=3 '
+	. '-DSCOPE_WAITS=true',
 	'a last attempt and once_each' => '-DATOMIC=0 -DLEASED=1 -DONCE_EACH=1 -DMAX_ATTEMPTS=1 -DTRIES=2 -DLAPSES=3',
 	'cancel, revoke and a leased claim' => '-DATOMIC=0 -DLEASED=1 -DCANCEL=1 -DREVOKE=1 -DFAIL -DTRIES=2 -DLAPSES=3',
 	'cancel and atomic claims' => '-DATOMIC=1 -DCANCEL=2 -DTRIES=2 -DKILL=1 -DSCOPE_WAITS=true',
@@ -182,7 +187,8 @@ SEEN
 
 # ---- A server's sessions ------------------------------------------------------------------------
 
-my %error = ('40001' => 'serialization_failure', 'ID001' => 'in_progress', 'ID004' => 'lost', '23505' => 'unique_violation');
+my %error = ('40001' => 'serialization_failure', 'ID001' => 'in_progress', 'ID004' => 'lost',
+	'23505' => 'unique_violation');
 
 package Session
 {
@@ -319,18 +325,24 @@ SQL
 		{
 			my $wait = $words[0] ? '1 day' : '0';
 			my $lease = $call eq 'lease' ? ", lease => '1 hour'" : '';
-			return "SELECT outcome, attempt, token, coalesce(response #>> '{}', error ->> 'message') FROM idem.try_claim('$scope', 'k', wait => '$wait'$lease)";
+			return "SELECT outcome, attempt, token, coalesce(response #>> '{}', error ->> 'message')
+				FROM idem.try_claim('$scope', 'k', wait => '$wait'$lease)";
 		}
 		my $token = $self->{tokens}{ $words[0] // '' } // $self->{open}{$t} // '';
 		return "SELECT 'written', idem.complete('$token', '$words[0]')" if $call eq 'complete';
-		return "SELECT CASE WHEN token IS NULL THEN 'nothing' ELSE 'claimed' END, attempt, token FROM idem.take('$scope', lease => '1 hour')" if $call eq 'take';
-		return "SELECT state, NULL, NULL, coalesce(response #>> '{}', error ->> 'message') FROM idem.cancel('$scope', 'k', error => '{\"message\": \"$words[0]\"}')" if $call eq 'cancel';
+		return "SELECT CASE WHEN token IS NULL THEN 'nothing' ELSE 'claimed' END, attempt, token
+			FROM idem.take('$scope', lease => '1 hour')" if $call eq 'take';
+		return "SELECT state, NULL, NULL, coalesce(response #>> '{}', error ->> 'message')
+			FROM idem.cancel('$scope', 'k', error => '{\"message\": \"$words[0]\"}')" if $call eq 'cancel';
 		return "SELECT 'written', idem.fail('$token', '{\"message\": \"$words[0]\"}')" if $call eq 'fail';
 		return "SELECT CASE WHEN idem.revoke('$scope', 'k') THEN 'revoked' ELSE 'absent' END" if $call eq 'revoke';
-		return "SELECT 'written', idem.release('$token', retry_after => '1 hour', error => '{\"message\": \"later\"}')" if $call eq 'pause';
+		return "SELECT 'written', idem.release('$token', retry_after => '1 hour', error => '{\"message\": \"later\"}')"
+		  if $call eq 'pause';
 		return "SELECT 'written', idem.$call('$token')" if $call eq 'renew' || $call eq 'release';
-		return "SELECT CASE count(*) WHEN 1 THEN 'new' ELSE 'known' END FROM idem.once_each('$scope', ARRAY['k'])" if $call eq 'once_each';
-		return "INSERT INTO idem.record SELECT r.* FROM past r WHERE key = 'k' AND response = '\"$scope\"' RETURNING 'inserted'" if $call eq 'insert';
+		return "SELECT CASE count(*) WHEN 1 THEN 'new' ELSE 'known' END FROM idem.once_each('$scope', ARRAY['k'])"
+		  if $call eq 'once_each';
+		return "INSERT INTO idem.record SELECT r.* FROM past r WHERE key = 'k' AND response = '\"$scope\"'
+			RETURNING 'inserted'" if $call eq 'insert';
 		return "SELECT 'purged', idem.purge()" if $call eq 'purge';
 		die "unknown call $call";
 	}
@@ -402,7 +414,10 @@ SQL
 		}
 		elsif ($what eq 'commit' || $what eq 'rollback') { $session->run(uc $what); }
 		elsif ($what eq 'prepare') { $session->run("PREPARE TRANSACTION '$self->{database} $t'"); }
-		elsif ($what =~ /^(commit|rollback)_prepared$/) { $self->{control}->run(uc($1) . " PREPARED '$self->{database} $t'"); }
+		elsif ($what =~ /^(commit|rollback)_prepared$/)
+		{
+			$self->{control}->run(uc($1) . " PREPARED '$self->{database} $t'");
+		}
 		elsif ($what eq 'kill')
 		{
 			$self->kill_session($t);
@@ -435,7 +450,8 @@ SQL
 			my ($t, $what, @words) = @$event;
 			for my $w (grep { $_ != $t && !$wrong } keys %{ $self->{waiting} })
 			{
-				$wrong = "the call of $w has returned: " . $self->outcome($w) unless $self->waits($self->{sessions}{$w});
+				$wrong = "the call of $w has returned: " . $self->outcome($w)
+				  unless $self->waits($self->{sessions}{$w});
 			}
 			$wrong ||= $self->step($t, $what, @words);
 			$done++;
@@ -450,7 +466,8 @@ SQL
 		my ($self, $unfinished) = @_;
 		if ($unfinished)
 		{
-			my $gids = $self->{control}{dbh}->selectcol_arrayref("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()");
+			my $gids = $self->{control}{dbh}->selectcol_arrayref(
+				"SELECT gid FROM pg_prepared_xacts WHERE database = current_database()");
 			$self->{control}->run("ROLLBACK PREPARED '$_'") for @$gids;
 			$self->kill_session($_) for keys %{ $self->{sessions} };
 		}
@@ -470,7 +487,8 @@ sub each_trace
 	my $model = "$ENV{TESTDIR}/test/model/claim.pml";
 	my ($out, $err) = ('', '');
 	my @command = ('spin', '-T', "-n$seed", '-DCALLS', "-DRUNS=$traces_per_seed", split(' ', $definitions), $model);
-	IPC::Run::run(\@command, '<', \undef, '>', \$out, '2>', \$err, init => sub { chdir PostgreSQL::Test::Utils::tempdir() });
+	IPC::Run::run(\@command, '<', \undef, '>', \$out, '2>', \$err,
+		init => sub { chdir PostgreSQL::Test::Utils::tempdir() });
 	die "@command: $err" . substr($out, -2000) if $out =~ /assertion violated|^spin: |error/mi;
 	my (@events, @steps);
 	my $count = 0;
@@ -497,7 +515,11 @@ sub features
 		my ($t, $what, @words) = @$_;
 		if ($what eq 'calls') { $call{$t} = $words[0]; delete $waited{$t}; }
 		elsif ($what eq 'waits') { $waited{$t} = 1; }
-		elsif ($what eq 'gets') { $count{ "$call{$t}: $words[0]" . ($waited{$t} ? ' after a wait' : '') }++; delete $waited{$t}; }
+		elsif ($what eq 'gets')
+		{
+			$count{ "$call{$t}: $words[0]" . ($waited{$t} ? ' after a wait' : '') }++;
+			delete $waited{$t};
+		}
 		elsif ($what eq 'kill') { $count{ $waited{$t} ? 'kill of a call that waits' : 'kill' }++; delete $waited{$t}; }
 		else { $count{$what}++; }
 	}

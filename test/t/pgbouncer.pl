@@ -19,7 +19,8 @@ my $knows_prepared = $major > 1 || $minor >= 21;
 
 my $node = idem_node('pgbouncer', conf => 'max_connections = 40');
 my $user = $node->safe_psql('postgres', 'SELECT current_user');
-$node->safe_psql('postgres', 'ALTER TABLE payment ADD claimed_by integer, ADD completed_by integer DEFAULT pg_backend_pid()');
+$node->safe_psql('postgres', 'ALTER TABLE payment ADD claimed_by integer, ADD completed_by integer
+	DEFAULT pg_backend_pid()');
 
 my ($clients, $servers) = (32, 4);
 
@@ -90,7 +91,8 @@ sub crowd
 	my ($way, $script, @options) = @_;
 	my $file = PostgreSQL::Test::Utils::tempdir . '/script.sql';
 	append_to_file($file, $script);
-	return through($way, [ qw(pgbench -n -M extended), '-c', $clients, '-j', $clients, '-t', 60, '-f', $file, @options ]);
+	return through($way, [ qw(pgbench -n -M extended), '-c', $clients, '-j', $clients, '-t', 60, '-f', $file,
+			@options ]);
 }
 
 # The effects of operations whose keys have this prefix: none twice, none without its record.
@@ -121,7 +123,8 @@ sub atomic
 	return <<"SQL";
 \\set n random(1, 200)
 BEGIN;
-SELECT claimed::integer AS claimed, token FROM idem.claim('payments', '$prefix ' || :n, jsonb_build_object('amount', :n::integer)) \\gset
+SELECT claimed::integer AS claimed, token
+  FROM idem.claim('payments', '$prefix ' || :n, jsonb_build_object('amount', :n::integer)) \\gset
 \\if :claimed
 INSERT INTO payment (key, amount) VALUES (idem.current_key(), :n::integer) RETURNING id \\gset
 SELECT idem.complete(:token, jsonb_build_object('payment', :id::bigint));
@@ -142,7 +145,8 @@ sub leased
 	my ($prefix) = @_;
 	return <<"SQL";
 \\set n random(1, 200)
-SELECT claimed::integer AS claimed, token, pg_backend_pid() AS pid FROM idem.try_claim('payments', '$prefix ' || :n, jsonb_build_object('amount', :n::integer), lease => '1 hour') \\gset
+SELECT claimed::integer AS claimed, token, pg_backend_pid() AS pid
+  FROM idem.try_claim('payments', '$prefix ' || :n, jsonb_build_object('amount', :n::integer), lease => '1 hour') \\gset
 \\if :claimed
 SELECT idem.renew(:token);
 SELECT idem.checkpoint(:token, 'half way');
@@ -166,22 +170,29 @@ my $token = sql('transaction', q{SELECT token FROM idem.claim('payments', 'wante
 my @waiters;
 for (1 .. 2 * $servers)
 {
-	local %ENV = (%ENV, PGHOST => '127.0.0.1', PGPORT => $bouncer->{port}, PGDATABASE => 'transaction', PGUSER => $user);
+	local %ENV = (%ENV, PGHOST => '127.0.0.1', PGPORT => $bouncer->{port}, PGDATABASE => 'transaction',
+		PGUSER => $user);
 	my $outcome = '';
 	push @waiters, { outcome => \$outcome, run => IPC::Run::start(
-			[ qw(psql -XAtqc), q{SELECT outcome FROM idem.try_claim('payments', 'wanted', wait => '1 s')} ], '>', \$outcome) };
+			[ qw(psql -XAtqc), q{SELECT outcome FROM idem.try_claim('payments', 'wanted', wait => '1 s')} ], '>',
+			\$outcome) };
 }
-is(sql('transaction', qq{SELECT idem.complete('$token', '"done"')}), '"done"', 'waiters on every connection: the holder completes after them');
+is(sql('transaction', qq{SELECT idem.complete('$token', '"done"')}), '"done"',
+	'waiters on every connection: the holder completes after them');
 $_->{run}->finish for @waiters;
-is(scalar(grep { ${ $_->{outcome} } =~ /^(in_progress|completed)$/ } @waiters), 2 * $servers, 'waiters on every connection: each got an outcome');
-is(sql('transaction', q{SELECT outcome FROM idem.try_claim('payments', 'wanted')}), 'completed', 'waiters on every connection: a later claim gets the answer');
+is(scalar(grep { ${ $_->{outcome} } =~ /^(in_progress|completed)$/ } @waiters), 2 * $servers,
+	'waiters on every connection: each got an outcome');
+is(sql('transaction', q{SELECT outcome FROM idem.try_claim('payments', 'wanted')}), 'completed',
+	'waiters on every connection: a later claim gets the answer');
 
 # Named prepared statements belong to a connection. PgBouncer before 1.21, or configured so, does
 # not replay them. The transactions that fail because of that have no effect.
 ($status, $stdout, $stderr) = crowd('transaction', atomic('prepared'), '-M', 'prepared');
 isnt($status, 0, 'prepared statements without support: clients fail');
-like($stderr, qr/prepared statement .* (already exists|does not exist)/, 'prepared statements without support: the error says why');
-is($node->safe_psql('postgres', q{SELECT count(*) FROM (SELECT FROM payment WHERE key LIKE 'prepared %' GROUP BY key HAVING count(*) > 1) x}),
+like($stderr, qr/prepared statement .* (already exists|does not exist)/,
+	'prepared statements without support: the error says why');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM (SELECT FROM payment WHERE key LIKE 'prepared %' GROUP BY key
+	HAVING count(*) > 1) x}),
 	0, 'prepared statements without support: no key has two effects');
 SKIP:
 {
@@ -193,7 +204,8 @@ SKIP:
 }
 
 # SET outlives the transaction and affects the next client; SET LOCAL and the argument do not.
-is(sql('single', q{BEGIN; SET LOCAL idem.tenant = 'acme'; SELECT (idem.claim('payments', 't')).claimed; ROLLBACK}), 't', 'SET LOCAL idem.tenant');
+is(sql('single', q{BEGIN; SET LOCAL idem.tenant = 'acme'; SELECT (idem.claim('payments', 't')).claimed; ROLLBACK}), 't',
+	'SET LOCAL idem.tenant');
 is(sql('single', 'SHOW idem.tenant'), '', 'SET LOCAL does not affect the next client');
 sql('single', q{SET idem.tenant = 'acme'});
 is(sql('single', 'SHOW idem.tenant'), 'acme', 'SET affects the next client');
@@ -240,12 +252,14 @@ each_once('once', 'statement pooling, once()');
 # A leased claim works, but its effect is not in the transaction that completes it.
 $token = sql('statement', q{SELECT token FROM idem.claim('payments', 'leased alone', lease => '1 hour')});
 is(sql('statement', qq{SELECT idem.complete('$token', '"done"')}), '"done"', 'statement pooling: a leased claim');
-is(sql('statement', q{SELECT response FROM idem.claim('payments', 'leased alone')}), '"done"', 'statement pooling: a replay');
+is(sql('statement', q{SELECT response FROM idem.claim('payments', 'leased alone')}), '"done"',
+	'statement pooling: a replay');
 
 # PgBouncer dies -----------------------------------------------------------------------------------------
 
 {
-	local %ENV = (%ENV, PGHOST => '127.0.0.1', PGPORT => $bouncer->{port}, PGDATABASE => 'transaction', PGUSER => $user);
+	local %ENV = (%ENV, PGHOST => '127.0.0.1', PGPORT => $bouncer->{port}, PGDATABASE => 'transaction',
+		PGUSER => $user);
 	my ($in, $out) = ('', '');
 	my $session = IPC::Run::start([ qw(psql -XAtq) ], '<', \$in, '>', \$out, '2>', \my $err);
 	$in = claim_open('bouncer dies') . "SELECT idem.complete(:'token', '\"lost\"');\n";
@@ -262,7 +276,8 @@ is(sql('transaction', q{SELECT pay('bouncer dies', '{"amount": 1}')}), $answer, 
 is(effects($node, 'bouncer dies'), 1, 'PgBouncer was killed: one effect');
 
 $bouncer->{run}->kill_kill;
-ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_locks WHERE locktype = 'advisory'}), 'no key lock is left');
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM pg_locks WHERE locktype = 'advisory'}),
+	'no key lock is left');
 log_is_clean($node);
 $node->stop;
 done_testing();

@@ -25,7 +25,8 @@ sub in_flight
 		'in_progress', "$key $when: not to be claimed");
 	my (undef, undef, $stderr) = $node->psql('postgres',
 		"\\set VERBOSITY verbose\nSELECT idem.claim('payments', '$key', wait => '10 ms')");
-	like($stderr, qr/ID001.*Prepared transaction \d+ holds this key/s, "$key $when: ID001 names the prepared transaction");
+	like($stderr, qr/ID001.*Prepared transaction \d+ holds this key/s,
+		"$key $when: ID001 names the prepared transaction");
 	my ($query) = $stderr =~ /(SELECT gid FROM .*?)\./;
 	is($node->safe_psql('postgres', $query), $key, "$key $when: and how to find what ends it");
 	return;
@@ -42,7 +43,8 @@ in_flight($_, 'after a crash') for ('committed', 'rolled back');
 
 $node->safe_psql('postgres', "COMMIT PREPARED 'committed'");
 $node->safe_psql('postgres', "ROLLBACK PREPARED 'rolled back'");
-is($node->safe_psql('postgres', "SELECT outcome, response FROM idem.try_claim('payments', 'committed', '{\"amount\": 1}')"),
+is($node->safe_psql('postgres', "SELECT outcome, response
+	FROM idem.try_claim('payments', 'committed', '{\"amount\": 1}')"),
 	'completed|{"payment": 1}', 'committed: the answer is replayed');
 is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('payments', 'rolled back')"),
 	'absent', 'rolled back: the key is free');

@@ -1,5 +1,6 @@
 # The purger against claims, under load: keys with a very short TTL are claimed again and again
-# while the worker, or a client of the SQL edition, deletes them. No claim gets a key before its record expires, and no record that
+# while the worker, or a client of the SQL edition, deletes them. No claim gets a key before its record expires, and
+# no record that
 # was claimed again is deleted with the old one.
 use strict;
 use warnings;
@@ -44,7 +45,8 @@ if (managed_edition())
 	$purger = load($node, "INSERT INTO purge SELECT idem.purge();\n\\sleep 20 ms\n");
 }
 # A slow machine needs more rounds.
-my $enough = q{SELECT (SELECT count(*) > 100 FROM effect) AND (SELECT count(*) > 100 FROM replay) AND (} . $purged . q{) > 30};
+my $enough = q{SELECT (SELECT count(*) > 100 FROM effect) AND (SELECT count(*) > 100 FROM replay) AND (} . $purged
+	. q{) > 30};
 for my $round (1 .. 20)
 {
 	$node->pgbench('--client=8 --jobs=2 --time=6 --no-vacuum', 0, [qr/processed/], [qr/^$/], 'claims beside the purger',

@@ -22,7 +22,8 @@ $node->safe_psql('postgres', 'CREATE DATABASE kitchen');
 $node->safe_psql('kitchen', 'CREATE EXTENSION idem');
 install_lapse($node, 'kitchen');
 # The roles that PostgREST connects as and switches to.
-$node->safe_psql('postgres', 'CREATE ROLE authenticator LOGIN NOINHERIT; CREATE ROLE web_user; GRANT web_user TO authenticator');
+$node->safe_psql('postgres', 'CREATE ROLE authenticator LOGIN NOINHERIT; CREATE ROLE web_user;
+	GRANT web_user TO authenticator');
 
 # The SQL under each heading, in order, and its Python, of which a part is a file of examples/.
 my @titles;
@@ -163,12 +164,14 @@ sub abandoned
 		$called_again += @calls - 1 if @calls;
 	}
 	my $answered = ask(<<"SQL");
-SELECT count(DISTINCT p.id) FROM generate_series(1, $last) n, payment_begin('key ' || n, jsonb_build_object('amount', n)) b
+SELECT count(DISTINCT p.id) FROM generate_series(1, $last) n,
+  payment_begin('key ' || n, jsonb_build_object('amount', n)) b
   JOIN payment p ON b.response = jsonb_build_object('payment', p.id, 'charge', p.charge) WHERE p.amount = n
 SQL
 	note "deaths at $last steps";
 	return facts("unfinished $unfinished", "charged again $charged_again", "called again $called_again",
-		'paid again ' . (ask('SELECT count(*) FROM payment') - $last), 'unanswered ' . ($last - $answered), "down: $down", "stopped $stopped");
+		'paid again ' . (ask('SELECT count(*) FROM payment') - $last), 'unanswered ' . ($last - $answered),
+		"down: $down", "stopped $stopped");
 }
 
 # The recipe's procedure. The processor is a program that the server calls, so that no rollback undoes
@@ -188,7 +191,10 @@ BEGIN
 END \$\$;
 SQL
 	ask(mortal($recipe->{sql}));
-	return abandoned(sub { dies_at($_[0], 'CALL finish_payments()') }, sub { ask('CALL finish_payments()'); return 'at its end'; });
+	return abandoned(sub { dies_at($_[0], 'CALL finish_payments()') }, sub {
+		ask('CALL finish_payments()');
+		return 'at its end';
+	});
 }
 
 # Programs in the background, which are stopped whatever happens to the test.
@@ -200,7 +206,8 @@ my ($python) = grep { system("$_ -c 'import psycopg' 2>/dev/null") == 0 } qw(pyt
 sub program
 {
 	my ($output, @command) = @_;
-	local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port, PGDATABASE => $database, PROCESSOR => $ENV{PROCESSOR});
+	local %ENV = (%ENV, PGHOST => $node->host, PGPORT => $node->port, PGDATABASE => $database,
+		PROCESSOR => $ENV{PROCESSOR});
 	my $run = IPC::Run::start([ $python, @command ], '<', \undef, '>', $output, '2>&1');
 	push @programs, $run;
 	return $run;
@@ -307,7 +314,8 @@ PYTHON
 			my $run = $start->(\$output);
 			wait_until('the worker finishes', sub {
 					$run->pump_nb;
-					return ask(q{SELECT count(*) FILTER (WHERE key LIKE 'key %') = 0 AND count(last_error) = 1 FROM idem.in_flight}) eq 't'; });
+					return ask(q{SELECT count(*) FILTER (WHERE key LIKE 'key %') = 0 AND count(last_error) = 1
+						FROM idem.in_flight}) eq 't'; });
 			return $stop->($run) . $output;
 		});
 
@@ -327,12 +335,14 @@ PYTHON
 	};
 	my $post = sub {
 		my ($key, $amount) = @_;
-		return HTTP::Tiny->new(timeout => $PostgreSQL::Test::Utils::timeout_default)->post("http://127.0.0.1:$port/payments",
+		return HTTP::Tiny->new(timeout => $PostgreSQL::Test::Utils::timeout_default)->post(
+			"http://127.0.0.1:$port/payments",
 			{ headers => { 'Idempotency-Key' => "\"$key\"" }, content => "{\"amount\": $amount}" });
 	};
 	my $run = $serve->();
 	my ($first, $again) = map { $post->('order-76', 76) } 1 .. 2;
-	is("$first->{status} $again->{status} $again->{headers}{'idempotent-replayed'}", '201 201 true', 'the service answers, and replays');
+	is("$first->{status} $again->{status} $again->{headers}{'idempotent-replayed'}", '201 201 true',
+		'the service answers, and replays');
 	is($again->{content}, $first->{content}, 'the service: the same answer');
 	my $client = fork // die "fork: $!";
 	if (!$client) { $post->('order-77', 77.5); POSIX::_exit(0); }
@@ -341,16 +351,20 @@ PYTHON
 	waitpid $client, 0;
 	append_to_file(service_log() . '.go', '');
 	my $finisher = $start->(\$output);
-	my $taker = q{FROM pg_stat_activity WHERE datname = current_database() AND query ~ 'idem.take' AND pid <> pg_backend_pid()};
+	my $taker = q{FROM pg_stat_activity WHERE datname = current_database() AND query ~ 'idem.take'
+		AND pid <> pg_backend_pid()};
 	wait_until('the worker waits', sub { ask("SELECT count(*) $taker") });
 	ask("SELECT pg_terminate_backend(pid) $taker");    # it connects again
 	ask(q{CALL lapse('order-77')});
-	wait_until('the worker finishes', sub { ask(q{SELECT state FROM idem.lookup('payments', 'order-77')}) eq 'completed' });
+	wait_until('the worker finishes',
+		sub { ask(q{SELECT state FROM idem.lookup('payments', 'order-77')}) eq 'completed' });
 	is($stop->($finisher), 0, 'the worker stops at SIGTERM');
 	$run = $serve->();
 	my $late = $post->('order-77', 77.5);
-	is("$late->{status} $late->{headers}{'idempotent-replayed'}", '201 true', 'the service was killed: the late retry is answered');
-	is(decode_json($late->{content})->{payment}, ask('SELECT id FROM payment WHERE amount = 77.5'), 'with the one payment');
+	is("$late->{status} $late->{headers}{'idempotent-replayed'}", '201 true',
+		'the service was killed: the late retry is answered');
+	is(decode_json($late->{content})->{payment}, ask('SELECT id FROM payment WHERE amount = 77.5'),
+		'with the one payment');
 	is(scalar(keys %{ { map { $_ => 1 } grep { / 77\.5$/ } logged() } }), 1, 'and one charge');
 	$run->kill_kill;
 	return $result;
@@ -426,9 +440,11 @@ SQL
 		$left == 3 ? $all++ : $left == 0 ? $none++ : $half++;
 		$wrong++ unless ($answer{$trip} // '') =~ ($left == 3 ? qr/"booked": true/ : qr/"booked": false/);
 	}
-	note "$all trips with all bookings, $none with none; cancelled: ", join '; ', sort values %{ { map { $_ => $_ } values %cancels } };
+	note "$all trips with all bookings, $none with none; cancelled: ", join '; ',
+		sort values %{ { map { $_ => $_ } values %cancels } };
 	my $backwards = !grep { !/^(?:hotel )*(?:flight )+$/ } values %cancels;
-	return facts("half $half", "wrong answers $wrong", 'later ' . ($later eq $late ? 'the same' : 'others'), 'some with all ' . ($all > 0 ? 'yes' : 'no'), 'some with none ' . ($none > 0 ? 'yes' : 'no'),
+	return facts("half $half", "wrong answers $wrong", 'later ' . ($later eq $late ? 'the same' : 'others'),
+		'some with all ' . ($all > 0 ? 'yes' : 'no'), 'some with none ' . ($none > 0 ? 'yes' : 'no'),
 		'cancelled ' . ($backwards ? 'backwards' : 'in another order'), "unfinished $unfinished");
 }
 
@@ -438,7 +454,8 @@ SQL
 
 sub same_text
 {
-	my $begin = q{SELECT token, message_id, encode(convert_to(message, 'UTF8'), 'hex') FROM reminder_begin('may-ann', 'ann@example.com')};
+	my $begin = q{SELECT token, message_id, encode(convert_to(message, 'UTF8'), 'hex')
+		FROM reminder_begin('may-ann', 'ann@example.com')};
 	my (%ids, %texts, $sent);
 	my $send = sub { my ($id, $text) = @_; $sent++; $ids{$id} = $texts{$text} = 1; return; };
 
@@ -465,8 +482,10 @@ sub give_up
 {
 	my $order = sub { my ($key, $item) = @_; return "SELECT place_order('$key', '{\"item\": \"$item\"}')"; };
 	my $give_up = sub { return "SELECT coalesce(give_up_order('$_[0]')::text, 'never')"; };
-	my @said = (ask($give_up->('before')), ask($order->('before', 'pen')), ask($order->('before', 'ink')), ask($give_up->('before')));
-	push @said, ask($order->('after', 'pen')), ask($give_up->('after')), ask($order->('after', 'pen')), ask($order->('after', 'ink'));
+	my @said = (ask($give_up->('before')), ask($order->('before', 'pen')), ask($order->('before', 'ink')),
+		ask($give_up->('before')));
+	push @said, ask($order->('after', 'pen')), ask($give_up->('after')), ask($order->('after', 'pen')),
+		ask($order->('after', 'ink'));
 
 	# The order is being placed: giving up waits for its transaction, as it ends.
 	for my $end ('COMMIT', 'ROLLBACK')
@@ -519,7 +538,8 @@ sub outbox
 		ask("CALL lapse('$key')");
 		last if ++$attempts == 30;
 	}
-	return facts("meanwhile $meanwhile", 'sent ' . @sent, 'messages ' . keys(%broker), "zombie $zombie", "attempts $attempts",
+	return facts("meanwhile $meanwhile", 'sent ' . @sent, 'messages ' . keys(%broker), "zombie $zombie",
+		"attempts $attempts",
 		'dead ' . ask(q{SELECT string_agg(message->>'item', ' ') FROM dead_letter}),
 		'left ' . ask('SELECT count(*) FROM outbox'));
 }
@@ -539,8 +559,10 @@ sub consumer
 
 	ask(q{SELECT delivered('[{"id": "a", "item": "pen", "quantity": 10}, {"id": "b", "item": "ink", "quantity": 1},
 		{"id": "a", "item": "pen", "quantity": 10}, {"id": "c", "item": "pen", "quantity": 10}]')}) for (1 .. 2);
-	ask(q{SELECT delivered('[{"id": "d", "item": "pen", "quantity": 10}, {"id": "c", "item": "pen", "quantity": 10}]')});
-	return facts("singly $singly", 'in batches ' . (ask($pens) - $singly), 'ink ' . ask(q{SELECT quantity FROM stock WHERE item = 'ink'}));
+	ask(q{SELECT delivered('[{"id": "d", "item": "pen", "quantity": 10},
+		{"id": "c", "item": "pen", "quantity": 10}]')});
+	return facts("singly $singly", 'in batches ' . (ask($pens) - $singly),
+		'ink ' . ask(q{SELECT quantity FROM stock WHERE item = 'ink'}));
 }
 
 # ---------------------------------------------------------------------------------------------
@@ -566,7 +588,8 @@ sub one_time_token
 	my $again = ask(q{SELECT accept('secret', 'ann@example.com')});
 	my $thief = ask(q{SELECT accept('secret', 'bob@example.com')});
 	my $guess = ask(q{SELECT accept('guess', 'bob@example.com')});
-	return facts("answer $answer", "again $again", "thief $thief", "guess $guess", 'members ' . ask('SELECT count(*) FROM member'),
+	return facts("answer $answer", "again $again", "thief $thief", "guess $guess",
+		'members ' . ask('SELECT count(*) FROM member'),
 		'secrets ' . ask(q{SELECT count(*) FROM idem.record WHERE record::text LIKE '%secret%'}));
 }
 
@@ -579,7 +602,8 @@ sub provenance
 	ask(q{SELECT transfer('t1', '{"from": "a", "to": "b", "amount": 5}')}) for (1 .. 3);
 	ask(q{SELECT transfer('t2', '{"from": "b", "to": "a", "amount": 5}')});
 	my $outside = ask(q{INSERT INTO entry(account, amount) VALUES ('a', 1000000)});
-	return facts('t1 ' . ask(q{SELECT string_agg(account || amount, ' ' ORDER BY id) FROM entry WHERE operation = 't1'}),
+	return facts(
+		't1 ' . ask(q{SELECT string_agg(account || amount, ' ' ORDER BY id) FROM entry WHERE operation = 't1'}),
 		'entries ' . ask('SELECT count(*) FROM entry'), "outside $outside");
 }
 
@@ -592,7 +616,8 @@ sub post
 	my ($key, $request, %around) = @_;
 	$key = defined $key ? "'$key'" : 'NULL';
 	my $answer = ask(join "\n", $around{before} // '', 'BEGIN;', $around{inside} // '',
-		"SELECT concat_ws(' ', status, headers->>'Location', 'later ' || (headers->>'Retry-After' >= '1'), 'replayed ' || (headers->>'Idempotent-Replayed'), body->>'type') FROM post_payment($key, '$request');",
+		"SELECT concat_ws(' ', status, headers->>'Location', 'later ' || (headers->>'Retry-After' >= '1'),
+			'replayed ' || (headers->>'Idempotent-Replayed'), body->>'type') FROM post_payment($key, '$request');",
 		'COMMIT;');
 	return (split /\n/, $answer)[-1];
 }
@@ -602,7 +627,8 @@ sub http
 	my @said = (
 		post('k1', '{"amount": 10}'), post('k1', '{"amount": 10.0}'), post('k1', '{"amount": 11}'),
 		post('k2', '{"amount": 5000}'), post('k2', '{"amount": 5000}'),
-		post(undef, '{"amount": 10}'), post('', '{"amount": 10}'), post('k3', '{"amount": "ten"}'), post('k3', '{"amount": 10}'),
+		post(undef, '{"amount": 10}'), post('', '{"amount": 10}'), post('k3', '{"amount": "ten"}'),
+		post('k3', '{"amount": 10}'),
 		post('018f0000-0000-7000-8000-000000000000', '{"amount": 10}'));
 	my $session = $node->background_psql($database);
 	$session->query_safe(q{BEGIN; SELECT status FROM post_payment('k5', '{"amount": 10}')});
@@ -629,13 +655,17 @@ sub without_result
 	ask('BEGIN; ' . $ship->('s1', 'pen', 2) . '; ROLLBACK');
 	my @said = (ask($ship->('s1', 'pen', 2)), ask($ship->('s1', 'pen', 2)), ask($ship->('s1', 'ink', 2)));
 	push @said, ask($ship->('s2', 'pen', 0)), ask($ship->('s2', 'pen', 1));
-	return facts(map({ $_ eq '' ? 'void' : $_ } @said), 'shipped ' . ask(q{SELECT string_agg(item || quantity, ' ' ORDER BY id) FROM shipment}));
+	return facts(map({ $_ eq '' ? 'void' : $_ } @said),
+		'shipped ' . ask(q{SELECT string_agg(item || quantity, ' ' ORDER BY id) FROM shipment}));
 }
 
 sub returns_rows
 {
 	ask(q{INSERT INTO seat SELECT 'A' || n, 10 + n * 0.50 FROM generate_series(1, 3) n});
-	my $reserve = sub { my ($key, $guest, $seats) = @_; return ask("SELECT * FROM reserve('$key', '$guest', $seats)") =~ s/\n/ /gr; };
+	my $reserve = sub {
+		my ($key, $guest, $seats) = @_;
+		return ask("SELECT * FROM reserve('$key', '$guest', $seats)") =~ s/\n/ /gr;
+	};
 	my @said = ($reserve->('r1', 'ann', 2), $reserve->('r2', 'bob', 2), $reserve->('r3', 'cyd', 2));
 	ask(q{UPDATE seat SET guest = NULL});
 	push @said, map { $reserve->("r$_->[0]", $_->[1], 2) } [ 1, 'ann' ], [ 2, 'bob' ], [ 3, 'cyd' ], [ 3, 'dan' ];
@@ -665,14 +695,16 @@ sub postgrest_script
 	s/'/''/g for $names, $body;
 	return (<<"SQL", <<"SQL");
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-SELECT set_config('search_path', '"api", "public"', true), set_config('role', 'web_user', true), set_config('request.jwt.claims', '$claims', true),
+SELECT set_config('search_path', '"api", "public"', true), set_config('role', 'web_user', true),
+  set_config('request.jwt.claims', '$claims', true),
        set_config('request.method', 'POST', true), set_config('request.path', '/rpc/create_payment', true),
        set_config('request.headers', '$names', true), set_config('request.cookies', '{}', true) \\g /dev/null
 SQL
 WITH pgrst_source AS (
   SELECT pgrst_call.pgrst_scalar
     FROM (SELECT '$body'::json AS json_data) pgrst_payload,
-         LATERAL (SELECT "amount" FROM json_to_record(pgrst_payload.json_data) AS _("amount" numeric) LIMIT 1) pgrst_body,
+         LATERAL (SELECT "amount" FROM json_to_record(pgrst_payload.json_data) AS _("amount" numeric)
+         LIMIT 1) pgrst_body,
          LATERAL (SELECT "api"."create_payment"("amount" := pgrst_body."amount") pgrst_scalar) pgrst_call)
 SELECT coalesce(json_agg(_postgrest_t.pgrst_scalar)->0, 'null') AS body,
        nullif(current_setting('response.headers', true), '') AS response_headers,
@@ -721,12 +753,14 @@ sub rpc
 		($answer, my $list, $code) = split /\|/, $stdout;
 		$answer = JSON::PP->new->allow_nonref->decode($answer);
 		my @headers = @{ decode_json($list || '[]') };
-		die "PostgREST refuses these headers: $list" if grep { ref ne 'HASH' || keys %$_ != 1 || ref((values %$_)[0]) } @headers;
+		die "PostgREST refuses these headers: $list"
+		  if grep { ref ne 'HASH' || keys %$_ != 1 || ref((values %$_)[0]) } @headers;
 		$sent = { map { %$_ } @headers };
 	}
 	my $later = $sent->{'Retry-After'};
 	return join ' ', $code || 200, $answer->{code} // "payment $answer->{payment}", $sent->{Location} // (),
-		$sent->{'Idempotent-Replayed'} ? 'replayed' : (), defined $later ? ($later =~ /^[1-9]\d*$/ ? 'later' : 'when?') : ();
+		$sent->{'Idempotent-Replayed'} ? 'replayed' : (), defined $later ? ($later =~ /^[1-9]\d*$/ ? 'later' : 'when?')
+		: ();
 }
 
 # Sends POST /payment, before which PostgREST calls the function of db-pre-request.
@@ -735,9 +769,12 @@ sub inserted
 	my ($key, $user, $amount) = @_;
 	my ($begin) = postgrest_script({ defined $key ? ('idempotency-key' => $key) : () }, '', $user);
 	$begin =~ s{/rpc/create_payment}{/payment};
-	my (undef, undef, $stderr) = $node->psql($database, "\\set VERBOSITY verbose\n$begin SELECT only_once() \\g /dev/null\n"
-		. "INSERT INTO api.payment (payer, amount) VALUES ('$user', $amount); COMMIT;", on_error_stop => 1, extra_params => [ '-U', 'authenticator' ]);
-	my ($code, $sent, $answer) = $stderr =~ /ERROR:\s+(\w{5}): (.*)\n(?:DETAIL:\s+(.*)\n)?/ ? postgrest_error($1, $2, $3 // '') : (201, {}, {});
+	my (undef, undef, $stderr) = $node->psql($database, "\\set VERBOSITY verbose\n"
+		. "$begin SELECT only_once() \\g /dev/null\n"
+		. "INSERT INTO api.payment (payer, amount) VALUES ('$user', $amount); COMMIT;", on_error_stop => 1,
+		extra_params => [ '-U', 'authenticator' ]);
+	my ($code, $sent, $answer) = $stderr =~ /ERROR:\s+(\w{5}): (.*)\n(?:DETAIL:\s+(.*)\n)?/
+		? postgrest_error($1, $2, $3 // '') : (201, {}, {});
 	return join ' ', 'row', $code, $answer->{code} // (), $sent->{'Idempotent-Replayed'} // ();
 }
 
@@ -745,10 +782,13 @@ sub postgrest
 {
 	my $key = sub { return { 'idempotency-key' => $_[0] }; };
 	my @said = (
-		rpc($key->('"k1"'), '{"amount": 10}'), rpc($key->('"k1"'), '{"amount": 10.0}'), rpc($key->('k1'), '{"amount": 10}'),
+		rpc($key->('"k1"'), '{"amount": 10}'), rpc($key->('"k1"'), '{"amount": 10.0}'),
+		rpc($key->('k1'), '{"amount": 10}'),
 		rpc($key->('"k1"'), '{"amount": 11}'), rpc($key->('"k1"'), '{"amount": 10}', 'bob'),
-		rpc({}, '{"amount": 10}'), rpc($key->(''), '{"amount": 10}'), rpc($key->('"k2'), '{"amount": 10}'), rpc($key->('"k2"'), '{"amount": 10}', undef),
-		rpc($key->('"k3"'), '{"amount": null}'), rpc($key->('"k3"'), '{"amount": "ten"}'), rpc($key->('"k3"'), '{"amount": 5}'),
+		rpc({}, '{"amount": 10}'), rpc($key->(''), '{"amount": 10}'), rpc($key->('"k2'), '{"amount": 10}'),
+		rpc($key->('"k2"'), '{"amount": 10}', undef),
+		rpc($key->('"k3"'), '{"amount": null}'), rpc($key->('"k3"'), '{"amount": "ten"}'),
+		rpc($key->('"k3"'), '{"amount": 5}'),
 		rpc($key->('"018f0000-0000-7000-8000-000000000000"'), '{"amount": 10}'));
 	my $first = $node->background_psql($database, extra_params => [ '-U', 'authenticator' ]);
 	$first->query_safe(join '', postgrest_script($key->('"k4"'), '{"amount": 10}', 'ann'));
@@ -756,7 +796,8 @@ sub postgrest
 	$first->query_safe('COMMIT');
 	$first->quit;
 	push @said, rpc($key->('"k4"'), '{"amount": 10}');
-	push @said, map { inserted(@$_) } [ '"k1"', 'ann', 7 ], [ '"k1"', 'ann', 7 ], [ '"k1"', 'bob', 7 ], [ '"k5"', 'ann', 'NULL' ], [ '"k5"', 'ann', 7 ], [ undef, 'ann', 7 ], [ '"k5', 'ann', 7 ];
+	push @said, map { inserted(@$_) } [ '"k1"', 'ann', 7 ], [ '"k1"', 'ann', 7 ], [ '"k1"', 'bob', 7 ],
+		[ '"k5"', 'ann', 'NULL' ], [ '"k5"', 'ann', 7 ], [ undef, 'ann', 7 ], [ '"k5', 'ann', 7 ];
 	return facts(@said, 'payments ' . ask('SELECT count(*) FROM api.payment'));
 }
 
@@ -863,7 +904,8 @@ SQL
 		my $file = PostgreSQL::Test::Utils::tempdir . "/$_.sql";
 		append_to_file($file, "CALL $_();\n");
 		my $output = '';
-		my $run = IPC::Run::start([ 'pgbench', '-n', '-c', $clients, '-t', $each, '-f', $file, $node->connstr($database) ], '<', \undef, '>', \$output, '2>&1');
+		my $run = IPC::Run::start([ 'pgbench', '-n', '-c', $clients, '-t', $each, '-f', $file,
+				$node->connstr($database) ], '<', \undef, '>', \$output, '2>&1');
 		push @programs, $run;
 		[ $run, \$output ]
 	} qw(send_bid ask_for_bid);
@@ -883,11 +925,16 @@ SQL
 # "until" is SQL.
 sub deadline
 {
-	my $bid = sub { my ($key, $until) = @_; return "SELECT place_bid('$key', jsonb_build_object('amount', 0, 'until', $until))"; };
+	my $bid = sub {
+		my ($key, $until) = @_;
+		return "SELECT place_bid('$key', jsonb_build_object('amount', 0, 'until', $until))";
+	};
 	my $outcome = sub { my ($key, $until) = @_; return "SELECT coalesce(bid_outcome('$key', $until)::text, 'never')"; };
 	my ($past, $future) = map { "'" . ask("SELECT clock_timestamp() $_ interval '1 h'") . "'" } '-', '+';
-	my @said = (ask($bid->('late', $past)), ask($outcome->('late', $past)), ask($bid->('in time', $future)), ask($bid->('in time', $future)),
-		ask($outcome->('in time', $future)), ask(q{SELECT place_bid('none', '{"amount": 0}')}), ask(q{SELECT bid_outcome('none', NULL)}));
+	my @said = (ask($bid->('late', $past)), ask($outcome->('late', $past)), ask($bid->('in time', $future)),
+		ask($bid->('in time', $future)),
+		ask($outcome->('in time', $future)), ask(q{SELECT place_bid('none', '{"amount": 0}')}),
+		ask(q{SELECT bid_outcome('none', NULL)}));
 
 	# One bid is placed in time, and commits after its deadline. Another one waits for its key until its
 	# deadline is over. A caller asks for each.
@@ -899,7 +946,8 @@ sub deadline
 		my ($session, $sql) = @_;
 		my $pid = $session->query_safe('SELECT pg_backend_pid()');
 		$session->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\n$sql;\n");
-		$node->poll_query_until($database, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $pid") or die "does not wait: $sql";
+		$node->poll_query_until($database, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $pid")
+		  or die "does not wait: $sql";
 	};
 	$waits->($placing, $bid->('waits', $soon));
 	my $over = ask("SELECT $soon");
@@ -934,7 +982,8 @@ SQL
 	@said = ($again, $export->('e1', 36));
 	my $documents = ask('SELECT count(*) FROM export');
 	ask(q{UPDATE export SET made = made - interval '9 days'; SELECT delete_old_exports()});
-	return facts(@said, "documents $documents", 'records small ' . ask('SELECT max(answer_bytes) < 100 FROM idem.records'), 'left ' . ask('SELECT count(*) FROM export'),
+	return facts(@said, "documents $documents", 'records small '
+		. ask('SELECT max(answer_bytes) < 100 FROM idem.records'), 'left ' . ask('SELECT count(*) FROM export'),
 		$export->('e1', 3_600_000));
 }
 
@@ -951,14 +1000,19 @@ sub agent_tool
 		my $json = JSON::PP->new->canonical;
 		$result = $json->decode($result);
 		my ($content, $text) = ($result->{structuredContent}, $result->{content}[0]{text});
-		return join ' ', $json->encode($json->decode($text)) eq $json->encode($content) ? () : "not as text: $text", $result->{isError} ? 'error' : 'order', $content->{order} // $content->{sqlstate}, map { $content->{$_} ? $_ : () } qw(replayed retry_after);
+		return join ' ', $json->encode($json->decode($text)) eq $json->encode($content) ? () : "not as text: $text",
+			$result->{isError} ? 'error' : 'order', $content->{order} // $content->{sqlstate},
+			map { $content->{$_} ? $_ : () } qw(replayed retry_after);
 	};
 	my $uuid = '"idempotency_key": "8e03978e-40d5-43dd-bc93-6894a57f9324"';
 	my @said = map { $call->(@$_) } (
-		[ "'ann'", "{$uuid, \"item\": \"pen\", \"count\": 1}" ], [ "'ann'", "{\"count\": 1.0, \"item\": \"pen\", $uuid}" ],
-		[ "'ann'", "{$uuid, \"item\": \"ink\", \"count\": 1}" ], [ "'ann'", "{$uuid, \"item\": \"pen\", \"count\": 1, \"note\": null}" ],
+		[ "'ann'", "{$uuid, \"item\": \"pen\", \"count\": 1}" ],
+		[ "'ann'", "{\"count\": 1.0, \"item\": \"pen\", $uuid}" ],
+		[ "'ann'", "{$uuid, \"item\": \"ink\", \"count\": 1}" ],
+		[ "'ann'", "{$uuid, \"item\": \"pen\", \"count\": 1, \"note\": null}" ],
 		[ "'bob'", "{$uuid, \"item\": \"pen\", \"count\": 1}" ],
-		[ "'ann'", '{"item": "pen"}' ], [ "'ann'", '{"idempotency_key": "test", "item": "pen"}' ], [ 'NULL', "{$uuid, \"item\": \"pen\"}" ]);
+		[ "'ann'", '{"item": "pen"}' ], [ "'ann'", '{"idempotency_key": "test", "item": "pen"}' ],
+		[ 'NULL', "{$uuid, \"item\": \"pen\"}" ]);
 	my $first = $node->background_psql($database);
 	my $other = '{"idempotency_key": "0b5e1a3c-7f42-4a43-9c0f-3f3df6a8f0c1", "item": "cup"}';
 	$first->query_safe("BEGIN; SELECT place_order_tool('ann', '$other')");
@@ -974,7 +1028,8 @@ my %test = (
 		run => \&external_call,
 		shows => 'maybe f t, zombie ID004, replay same, charges 1, payments 1',
 		without => {
-			claim => [ qr/idem\.claim\('payments', key/, q{idem.claim('payments', idem.new_key()}, qr/charges 3, payments 3/ ],
+			claim => [ qr/idem\.claim\('payments', key/, q{idem.claim('payments', idem.new_key()},
+				qr/charges 3, payments 3/ ],
 			child_key => [ qr/idem\.child_key\(c\.token, 'charge'\)/, 'idem.new_key()', qr/charges 2, payments 1/ ],
 			checkpoint => [ qr/PERFORM idem\.checkpoint\(c\.token, 'charging'\);/, '', qr/^maybe f f/ ],
 			complete => [ qr/RETURN idem\.complete\(token, (.*)\);/, '"RETURN $1;"', qr/zombie \{.*payments 2/ ],
@@ -987,8 +1042,10 @@ my %test = (
 		  . 'down: processor is down, stopped at its end',
 		without => {
 			take => [ qr/idem\.take\('payments'\)/, 'NULL::idem.take_result', qr/^unfinished [1-9]/ ],
-			child_key => [ qr/'charge', charge\(idem\.child_key\(t\.token, 'charge'\)/, q{'charge', charge(idem.new_key()}, qr/charged again [1-9]/ ],
-			checkpoint => [ qr/PERFORM idem\.checkpoint\(t\.token, t\.recovery_point, t\.recovery_state\);/, '', qr/called again (?:[5-9]|1\d)/ ],
+			child_key => [ qr/'charge', charge\(idem\.child_key\(t\.token, 'charge'\)/,
+				q{'charge', charge(idem.new_key()}, qr/charged again [1-9]/ ],
+			checkpoint => [ qr/PERFORM idem\.checkpoint\(t\.token, t\.recovery_point, t\.recovery_state\);/, '',
+				qr/called again (?:[5-9]|1\d)/ ],
 			release => [ qr/PERFORM idem\.release\(.*?\)\);/s, '', qr/down: ,/ ],
 		},
 	},
@@ -1000,12 +1057,14 @@ my %test = (
 		  . q{down: <HTTPError 500: 'Internal Server Error'>, stopped 0},
 		python => 1,
 		without => {
-			child_key => [ qr/"SELECT idem\.child_key\(%s, 'charge'\)", \(token,\)/, '"SELECT idem.new_key()"', qr/charged again [1-9]/ ],
+			child_key => [ qr/"SELECT idem\.child_key\(%s, 'charge'\)", \(token,\)/, '"SELECT idem.new_key()"',
+				qr/charged again [1-9]/ ],
 		},
 	},
 	'A saga' => {
 		run => \&saga,
-		shows => 'half 0, wrong answers 0, later the same, some with all yes, some with none yes, cancelled backwards, unfinished 0',
+		shows => 'half 0, wrong answers 0, later the same, some with all yes, some with none yes, cancelled '
+		. 'backwards, unfinished 0',
 		without => {
 			checkpoint => [ qr/PERFORM idem\.checkpoint\(.*?\);/, '', qr/half [1-9]/ ],
 			child_key => [ qr/idem\.child_key\(token, steps\[n\]\)/, 'idem.new_key()', qr/half [1-9]/ ],
@@ -1018,22 +1077,27 @@ my %test = (
 		without => {
 			checkpoint => [ qr/PERFORM idem\.checkpoint\(.*?\);/, '', qr/sent 2, ids 1, texts 2, .* balance 30 50/ ],
 			child_key => [ qr/idem\.child_key\(c\.token, 'mail'\)/, 'idem.new_key()', qr/ids 2/ ],
-			claim => [ qr/idem\.claim\('reminders', key/, q{idem.claim('reminders', idem.new_key()}, qr/texts 2, .* then again/ ],
+			claim => [ qr/idem\.claim\('reminders', key/, q{idem.claim('reminders', idem.new_key()},
+				qr/texts 2, .* then again/ ],
 		},
 	},
 	'Giving up a request' => {
 		run => \&give_up,
-		shows => 'never, ID003, ID003, never, {"order": 1}, {"order": 1}, {"order": 1}, ID002, {"order": 2}, ID002, never, ID003, 55006, 55006, orders 2',
+		shows => 'never, ID003, ID003, never, {"order": 1}, {"order": 1}, {"order": 1}, ID002, {"order": 2}, ID002, '
+		. 'never, ID003, 55006, 55006, orders 2',
 		without => {
-			cancel => [ qr/idem\.cancel\('orders', key, error => '.*?'\)/, q{idem.lookup('orders', key)}, qr/^55006, \{"order": 1\}, ID002/ ],
-			states => [ qr/o\.state NOT IN \('completed', 'failed'\)/, q{o.state = 'in_progress'}, qr/55006, never, orders 2/ ],
+			cancel => [ qr/idem\.cancel\('orders', key, error => '.*?'\)/, q{idem.lookup('orders', key)},
+				qr/^55006, \{"order": 1\}, ID002/ ],
+			states => [ qr/o\.state NOT IN \('completed', 'failed'\)/, q{o.state = 'in_progress'},
+				qr/55006, never, orders 2/ ],
 		},
 	},
 	'A transactional outbox' => {
 		run => \&outbox,
 		shows => 'meanwhile left alone, sent 2, messages 1, zombie ID004, attempts 20, dead lead, left 1',
 		without => {
-			try_claim => [ qr/idem\.try_claim\('outbox', m\.key/, q{idem.try_claim('outbox', idem.new_key()}, qr/meanwhile taken too/ ],
+			try_claim => [ qr/idem\.try_claim\('outbox', m\.key/, q{idem.try_claim('outbox', idem.new_key()},
+				qr/meanwhile taken too/ ],
 			complete => [ qr/PERFORM idem\.complete\(token\);/, '', qr/zombie ,/ ],
 		},
 	},
@@ -1055,10 +1119,13 @@ my %test = (
 	},
 	'A one-time token' => {
 		run => \&one_time_token,
-		shows => 'answer {"team": "red", "member": 1}, again {"team": "red", "member": 1}, thief ID002, guess P0002, members 1, secrets 0',
+		shows => 'answer {"team": "red", "member": 1}, again {"team": "red", "member": 1}, thief ID002, guess '
+		. 'P0002, members 1, secrets 0',
 		without => {
-			claim => [ qr/idem\.claim\('invitations', code_digest/, q{idem.claim('invitations', idem.new_key()}, qr/members 3/ ],
-			request => [ qr/, jsonb_build_object\('email', email\)/, q{, '{}'}, qr/thief \{"team": "red", "member": 1\}/ ],
+			claim => [ qr/idem\.claim\('invitations', code_digest/, q{idem.claim('invitations', idem.new_key()},
+				qr/members 3/ ],
+			request => [ qr/, jsonb_build_object\('email', email\)/, q{, '{}'},
+				qr/thief \{"team": "red", "member": 1\}/ ],
 		},
 	},
 	'Provenance' => {
@@ -1066,29 +1133,38 @@ my %test = (
 		shows => 't1 a-5 b5, entries 4, outside 23502',
 		without => {
 			current_key => [ qr/DEFAULT idem\.current_key\(\)/, 'DEFAULT gen_random_uuid()', qr/^t1 , entries 5/ ],
-			claim => [ qr/idem\.claim\('transfers', key/, q{idem.claim('transfers', idem.new_key()}, qr/^t1 , entries 8/ ],
+			claim => [ qr/idem\.claim\('transfers', key/, q{idem.claim('transfers', idem.new_key()},
+				qr/^t1 , entries 8/ ],
 		},
 	},
 	'An HTTP handler' => {
 		run => \&http,
-		shows => '201 /payments/1, 201 /payments/1 replayed true, 422 key_conflict, 403, 403 replayed true, 400 invalid_key, 400 invalid_key, '
+		shows => '201 /payments/1, 201 /payments/1 replayed true, 422 key_conflict, 403, 403 replayed true, 400 '
+		. 'invalid_key, 400 invalid_key, '
 		  . '400 about:blank, 201 /payments/2, 412 stale_key, 409 later true in_progress, '
 		  . '503 about:blank, 201 /payments/3 replayed true, 201 /payments/4, '
-		  . '400 about:blank, 400 about:blank, 201 /payments/5, 201 /payments/5 replayed true, refusal failed, payments 5',
+		  . '400 about:blank, 400 about:blank, 201 /payments/5, 201 /payments/5 replayed true, refusal failed, '
+		  . 'payments 5',
 		without => {
-			try_claim => [ qr/idempotency_key, request, wait/, 'idem.new_key(), request, wait', qr/^201 \/payments\/1, 201 \/payments\/2/ ],
-			http_status => [ qr/idem\.http_status\(\w+\)/, '500', qr/^201 \/payments\/1, 201 \/payments\/1 replayed true, 500/ ],
+			try_claim => [ qr/idempotency_key, request, wait/, 'idem.new_key(), request, wait',
+				qr/^201 \/payments\/1, 201 \/payments\/2/ ],
+			http_status => [ qr/idem\.http_status\(\w+\)/, '500',
+				qr/^201 \/payments\/1, 201 \/payments\/1 replayed true, 500/ ],
 			fail => [ qr/PERFORM idem\.fail\(.*\);/, 'PERFORM idem.release(c.token);', qr/refusal absent/ ],
 		},
 	},
 	'An answer later' => {
 		run => \&answer_later,
-		shows => '404, 202 /reports/r1, 202 /reports/r1, 202 5, 200 {"rows": 4}, 202 /reports/r1, ID002, 202 /reports/r2, 202 /reports/r2, 200 {"rows": 3}, '
-		  . '202 /reports/r3, 202 /reports/r4, 202 5, 200 {"rows": 12}, 202 60, first|2, 404 {"message": "no such year"}, '
+		shows => '404, 202 /reports/r1, 202 /reports/r1, 202 5, 200 {"rows": 4}, 202 /reports/r1, ID002, 202 '
+		. '/reports/r2, 202 /reports/r2, 200 {"rows": 3}, '
+		  . '202 /reports/r3, 202 /reports/r4, 202 5, 200 {"rows": 12}, 202 60, first|2, 404 {"message": "no such '
+		  . 'year"}, '
 		  . '202 /reports/r5, 409 {"message": "no such table"}, made 3',
 		without => {
-			claim => [ qr/idem\.claim\('POST \/reports', key/, q{idem.claim('POST /reports', idem.new_key()}, qr/ second\|2, / ],
-			try_claim => [ qr/idem\.try_claim\('reports', key/, q{idem.try_claim('reports', idem.new_key()}, qr/^404, 202 \S+, 202 \S+, 404/ ],
+			claim => [ qr/idem\.claim\('POST \/reports', key/, q{idem.claim('POST /reports', idem.new_key()},
+				qr/ second\|2, / ],
+			try_claim => [ qr/idem\.try_claim\('reports', key/, q{idem.try_claim('reports', idem.new_key()},
+				qr/^404, 202 \S+, 202 \S+, 404/ ],
 			lease => [ qr/, lease => '1 microsecond'/, '', qr/^404, ID006/ ],
 			take => [ qr/idem\.take\('reports'\)/, 'NULL::idem.take_result', qr/made 0/ ],
 			release => [ qr/EXCEPTION WHEN OTHERS THEN.*?\)\);/s, '', qr/202 5, 202 5, 202 60/ ],
@@ -1101,7 +1177,10 @@ my %test = (
 		shows => 'UP408, never, {"bid": 1}, {"bid": 1}, 55006, UP408, 55006, {"bid": 2}, UP408, never, bids 2, '
 		  . 'judged 1, never, but placed 0, placed, but not there 0',
 		without => {
-			order => [ qr/(  c := idem\.claim\('bids', key, request\);\n  IF NOT c\.claimed .*?END IF;\n)(  IF .*?  END IF;\n)/s, '"$2$1"', qr/\{"bid": 2\}, \{"bid": 3\}, \{"bid": 3\}, bids 3/ ],
+			order => [
+				qr/(  c := idem\.claim\('bids', key, request\);
+  IF NOT c\.claimed .*?END IF;\n)(  IF .*?  END IF;\n)/s,
+				'"$2$1"', qr/\{"bid": 2\}, \{"bid": 3\}, \{"bid": 3\}, bids 3/ ],
 		},
 	},
 	'A large answer' => {
@@ -1114,7 +1193,8 @@ my %test = (
 	},
 	'A tool for agents' => {
 		run => \&agent_tool,
-		shows => 'order 1, order 1 replayed, error ID002, error ID002, order 2, error ID007, error ID007, ID013, error ID001 retry_after, order 3 replayed, orders 3',
+		shows => 'order 1, order 1 replayed, error ID002, error ID002, order 2, error ID007, error ID007, ID013, '
+		. 'error ID001 retry_after, order 3 replayed, orders 3',
 		without => {
 			try_claim => [ qr/arguments->>'idempotency_key'/, 'idem.new_key()', qr/^order 1, order 2, / ],
 			tenant => [ qr/tenant => identity/, q{tenant => 'all'}, qr/ID002, order 1 replayed, error ID007/ ],
@@ -1126,8 +1206,10 @@ my %test = (
 		run => \&without_result,
 		shows => 'void, void, ID002, 23514, void, shipped pen2 pen1',
 		without => {
-			once => [ qr/NOT idem\.once\(.*\)\)/, 'false', qr/^void, void, void, 23514, void, shipped pen2 pen2 ink2 pen1/ ],
-			request => [ qr/, jsonb_build_object\('item', item, 'quantity', quantity\)/, q{, '{}'}, qr/^void, void, void/ ],
+			once => [ qr/NOT idem\.once\(.*\)\)/, 'false',
+				qr/^void, void, void, 23514, void, shipped pen2 pen2 ink2 pen1/ ],
+			request => [ qr/, jsonb_build_object\('item', item, 'quantity', quantity\)/, q{, '{}'},
+				qr/^void, void, void/ ],
 		},
 	},
 	'A function that returns rows' => {
@@ -1135,7 +1217,8 @@ my %test = (
 		shows => 'A1|10.50 A2|11.00, A3|11.50, , A1|10.50 A2|11.00, A3|11.50, , ID002, free 3',
 		without => {
 			claim => [ qr/idem\.claim\('reservations', key/, q{idem.claim('reservations', idem.new_key()}, qr/free 0/ ],
-			complete => [ qr/idem\.complete\(c\.token, answer\)/, 'idem.complete(c.token)', qr/A3\|11\.50, , , , , ID002/ ],
+			complete => [ qr/idem\.complete\(c\.token, answer\)/, 'idem.complete(c.token)',
+				qr/A3\|11\.50, , , , , ID002/ ],
 		},
 	},
 	'A function that returns a row' => {
@@ -1143,18 +1226,23 @@ my %test = (
 		shows => 'first 1|10.50, again the same, ID002, receipts 1',
 		without => {
 			claim => [ qr/idem\.claim\('receipts', key/, q{idem.claim('receipts', idem.new_key()}, qr/receipts 3/ ],
-			complete => [ qr/idem\.complete\(c\.token, to_jsonb\(r\)\)/, 'idem.complete(c.token)', qr/again another, ID002, receipts 1/ ],
+			complete => [ qr/idem\.complete\(c\.token, to_jsonb\(r\)\)/, 'idem.complete(c.token)',
+				qr/again another, ID002, receipts 1/ ],
 		},
 	},
 	'A PostgREST function' => {
 		run => \&postgrest,
-		shows => '201 payment 1 /payment?id=eq.1, 201 payment 1 /payment?id=eq.1 replayed, 201 payment 1 /payment?id=eq.1 replayed, '
+		shows => '201 payment 1 /payment?id=eq.1, 201 payment 1 /payment?id=eq.1 replayed, 201 payment 1 '
+		. '/payment?id=eq.1 replayed, '
 		  . '422 ID002, 201 payment 2 /payment?id=eq.2, 400 ID007, 400 ID007, 400 ID007, 400 ID013, '
-		  . '400 23502, 400 22P02, 201 payment 4 /payment?id=eq.4, 412 ID010, 409 ID001 later, 201 payment 5 /payment?id=eq.5 replayed, '
+		  . '400 23502, 400 22P02, 201 payment 4 /payment?id=eq.4, 412 ID010, 409 ID001 later, 201 payment 5 '
+		  . '/payment?id=eq.5 replayed, '
 		  . 'row 201, row 200 replayed true, row 201, row 400 23502, row 201, row 201, row 400 ID007, payments 8',
 		without => {
-			try_claim => [ qr/idem\.parse_key\(headers->>'idempotency-key'\)/, 'idem.new_key()', qr/^201 payment 1 \S+, 201 payment 2/ ],
-			parse_key => [ qr/idem\.parse_key\((headers->>'idempotency-key')\)/, q{headers->>'idempotency-key'}, qr/replayed, 201 payment 2 \S+, / ],
+			try_claim => [ qr/idem\.parse_key\(headers->>'idempotency-key'\)/, 'idem.new_key()',
+				qr/^201 payment 1 \S+, 201 payment 2/ ],
+			parse_key => [ qr/idem\.parse_key\((headers->>'idempotency-key')\)/, q{headers->>'idempotency-key'},
+				qr/replayed, 201 payment 2 \S+, / ],
 			http_status => [ qr/idem\.http_status\(c\)::text/, q{''}, qr/^200 payment 1/ ],
 			http_headers => [ qr/idem\.http_headers\(c\)/, q{'[]'}, qr/^201 payment 1, 201 payment 1, .* 409 ID001, / ],
 			problem => [ qr/IF problem IS NOT NULL/, 'IF false', qr/ 422 payment/ ],
@@ -1164,9 +1252,12 @@ my %test = (
 		},
 	},
 );
-is_deeply(\@titles, [ 'An external call', 'Finishing abandoned operations', 'A saga', 'The same text again', 'Giving up a request',
-		'A deadline', 'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token', 'Provenance',
-		'An HTTP handler', 'An answer later', 'A large answer', 'A tool for agents', 'A PostgREST function', 'A function without a result', 'A function that returns rows',
+is_deeply(\@titles, [ 'An external call', 'Finishing abandoned operations', 'A saga', 'The same text again',
+		'Giving up a request',
+		'A deadline', 'A transactional outbox', 'A message consumer', 'An ordered stream', 'A one-time token',
+		'Provenance',
+		'An HTTP handler', 'An answer later', 'A large answer', 'A tool for agents', 'A PostgREST function',
+		'A function without a result', 'A function that returns rows',
 		'A function that returns a row' ], 'every recipe is tested');
 
 # Runs a recipe's scenario on it, or on what is left of it, in a database of its own.
@@ -1203,7 +1294,8 @@ sub test_recipe
 
 # All of them together, pasted in the order of the page.
 $node->safe_psql('postgres', 'CREATE DATABASE pasted');
-my ($status, undef, $stderr) = $node->psql('pasted', join("\n", 'CREATE EXTENSION idem;', @recipe{@titles}), on_error_stop => 1);
+my ($status, undef, $stderr) = $node->psql('pasted', join("\n", 'CREATE EXTENSION idem;', @recipe{@titles}),
+	on_error_stop => 1);
 is($status, 0, 'the recipes can be pasted into one database') || diag($stderr);
 
 # In the order of the page.
@@ -1213,7 +1305,8 @@ for my $name (grep { /$wanted/ } @names)
 {
   SKIP:
 	{
-		skip "$name: no Python with psycopg here; tools/setup examples installs them", 1 if $test{$name}{python} && !$python;
+		skip "$name: no Python with psycopg here; tools/setup examples installs them", 1
+		  if $test{$name}{python} && !$python;
 		test_recipe($name);
 	}
 }

@@ -100,7 +100,8 @@ for my $victim (qw(backend server))
 		is($found, 'claimed 1', "$name: the first attempt");
 		($found, my $answer) = work($key);
 		is($found, $resumed_at, "$name: the next claim goes on where it stood");
-		is($node->safe_psql('processor', 'SELECT (SELECT count(*) FROM charge), count(*), count(DISTINCT key) FROM call'),
+		is($node->safe_psql('processor', 'SELECT (SELECT count(*) FROM charge), count(*), count(DISTINCT key)
+			FROM call'),
 			"1|$calls|1", "$name: one charge, the processor saw one key");
 		is($node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE key = '$key'"), 1, "$name: one payment");
 		my $charge = $node->safe_psql('processor', 'SELECT id FROM charge');
@@ -112,9 +113,11 @@ for my $victim (qw(backend server))
 # A worker that dies before its first step loses nothing that the previous one has reached.
 $node->safe_psql('processor', 'TRUNCATE charge, call');
 work('thrice', killed_after => 'charged', victim => 'server');
-is((work('thrice', killed_after => 'claim', victim => 'backend'))[0], 'claimed 2 charged', 'the second of three attempts is claimed');
+is((work('thrice', killed_after => 'claim', victim => 'backend'))[0], 'claimed 2 charged',
+	'the second of three attempts is claimed');
 is((work('thrice'))[0], 'claimed 3 charged', 'the third attempt continues from where the first one stopped');
-is($node->safe_psql('processor', 'SELECT (SELECT count(*) FROM charge), count(*) FROM call'), '1|1', 'the third attempt does not call the processor');
+is($node->safe_psql('processor', 'SELECT (SELECT count(*) FROM charge), count(*) FROM call'), '1|1',
+	'the third attempt does not call the processor');
 is($node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE key = 'thrice'"), 1, 'there is one payment');
 
 # The same with a different key for each attempt, to show that the test can fail.

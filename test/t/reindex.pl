@@ -45,7 +45,8 @@ SELECT sell('sale' || :n);
 SELECT sell('sale' || :n);
 BEGIN;
 SELECT idem.use_records('tenant_7.record');
-INSERT INTO payment (key, amount) SELECT key, 1 FROM idem.once_each('sales', ARRAY(SELECT 'each ' || jsonb_array_elements_text(hot_keys())), '7') key;
+INSERT INTO payment (key, amount) SELECT key, 1
+  FROM idem.once_each('sales', ARRAY(SELECT 'each ' || jsonb_array_elements_text(hot_keys())), '7') key;
 COMMIT;
 SQL
 $node->safe_psql('postgres', <<'SQL');
@@ -59,7 +60,8 @@ BEGIN
 END $$;
 SQL
 my ($out, $err) = ('', '');
-my $load = start([ 'pgbench', '-n', '-c', '4', '-T', '600', '-M', 'prepared', '-f', $script, '-f', $each, '-f', $elsewhere,
+my $load = start([ 'pgbench', '-n', '-c', '4', '-T', '600', '-M', 'prepared', '-f', $script, '-f', $each, '-f',
+		$elsewhere,
 	$node->connstr('postgres') ], '>', \$out, '2>', \$err);
 
 my $progress = sub {
@@ -89,7 +91,8 @@ for my $ddl (
 	$progress->();
 	pass($ddl);
 }
-ok($node->poll_query_until('postgres', "SELECT n_tup_del > 0 FROM pg_stat_all_tables WHERE relid = 'idem.record'::regclass"),
+ok($node->poll_query_until('postgres', "SELECT n_tup_del > 0 FROM pg_stat_all_tables
+	WHERE relid = 'idem.record'::regclass"),
 	'insertions were taken back: another transaction had the same key');
 $load->signal('TERM');
 $load->finish;
@@ -99,14 +102,17 @@ $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity 
 
 tables_are_sound($node, 'after the load');
 is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'no key was executed twice');
-is($node->safe_psql('postgres', q{SELECT (SELECT count(*) FROM payment) - count(*) - (SELECT count(*) FROM tenant_7.record) FROM idem.record WHERE key NOT LIKE 'execute%'}),
+is($node->safe_psql('postgres', q{SELECT (SELECT count(*) FROM payment) - count(*) - (SELECT count(*)
+	FROM tenant_7.record) FROM idem.record WHERE key NOT LIKE 'execute%'}),
 	0, 'there are as many records as effects');
 cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM tenant_7.record'), '>', 100, 'in both tables');
 is($node->safe_psql('postgres', q{SELECT key, error FROM idem.record WHERE state <> 'c'}), '', 'no failure is stored');
-$node->safe_psql('postgres', q{SELECT count(pay(key, '{"amount": 1}')) FROM (SELECT key FROM payment WHERE key LIKE 'key%' LIMIT 1000) k});
+$node->safe_psql('postgres', q{SELECT count(pay(key, '{"amount": 1}'))
+	FROM (SELECT key FROM payment WHERE key LIKE 'key%' LIMIT 1000) k});
 is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'every key is replayed');
 
-$node->safe_psql('postgres', q{SELECT count(sell(key)) FROM (SELECT key FROM payment WHERE key LIKE 'sale%' LIMIT 1000) k});
+$node->safe_psql('postgres', q{SELECT count(sell(key)) FROM (SELECT key FROM payment WHERE key LIKE 'sale%'
+	LIMIT 1000) k});
 is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM payment'), 0, 'in the other table, too');
 
 log_is_clean($node);

@@ -95,7 +95,8 @@ cmp_ok($saw{lost}, '>=', 1, 'a node killed: answers were lost');
 is(scalar(grep { $_ > $operations / 6 } payments()), 3, 'a node killed: the work is spread over three nodes');
 
 # The errors of a node are the client's errors.
-my (undef, undef, $stderr) = $router->psql('postgres', "\\set VERBOSITY verbose\nSELECT storm('operation-1', '{\"amount\": 11}')");
+my (undef, undef, $stderr) = $router->psql('postgres', "\\set VERBOSITY verbose\n"
+	. "SELECT storm('operation-1', '{\"amount\": 11}')");
 like($stderr, qr/ID002/, 'another request under the same key conflicts, through the router');
 
 # 2. A fourth node, empty, takes 64 slots during the storm. Earlier answers are on other nodes,
@@ -110,7 +111,8 @@ $_->safe_psql('postgres', 'SELECT shard.give_up(' . slots(@moving) . ')') for @n
 $node[3]->safe_psql('postgres', 'SELECT shard.take(' . slots(@moving) . ')');
 everything_once('a node added', $storm);
 cmp_ok((payments())[3], '>=', 1, 'a node added: it runs new operations');
-my $remembered = total(map { $_->safe_psql('postgres', 'SELECT shard.remembered(' . slots(@moving) . ')') } @node[0 .. 2]);
+my $remembered = total(
+	map { $_->safe_psql('postgres', 'SELECT shard.remembered(' . slots(@moving) . ')') } @node[0 .. 2]);
 cmp_ok($remembered, '>=', 1, 'a node added: other nodes still answer for their keys');
 (undef, undef, $stderr) = $router->psql('postgres', 'SELECT shard.move(' . slots(3) . ', 0)');
 like($stderr, qr/slots are still being moved/, 'a node added: its slots cannot move before their keys have expired');
@@ -118,7 +120,8 @@ like($stderr, qr/slots are still being moved/, 'a node added: its slots cannot m
 # A router that has not seen the move is refused and does no harm.
 my $stale = ask(q{SELECT key FROM generate_series(1, 10000) i, format('stale %s', i) key
 	WHERE shard.slot_of('t', key) = 3 LIMIT 1});
-(undef, undef, $stderr) = $node[0]->psql('postgres', "\\set VERBOSITY verbose\nSELECT pay('t', '$stale', '{\"amount\": 1}')");
+(undef, undef, $stderr) = $node[0]->psql('postgres', "\\set VERBOSITY verbose\n"
+	. "SELECT pay('t', '$stale', '{\"amount\": 1}')");
 like($stderr, qr/57S01/, 'a node added: the old node begins nothing in the moved slots');
 
 # After the keys' TTL the router no longer asks the old nodes.
@@ -138,7 +141,8 @@ my @half = grep { $_ % 6 == 0 && $_ % 4 != 3 } 0 .. 255;
 $storm = blow(0);
 in_mid_storm($node[0]);
 $node[0]->safe_psql('postgres', 'SELECT shard.give_up(' . slots(@half) . ')');
-is($node[0]->safe_psql('postgres', 'SELECT shard.in_flight(' . slots(@half) . ')'), 0, 'a node split: no operation is open');
+is($node[0]->safe_psql('postgres', 'SELECT shard.in_flight(' . slots(@half) . ')'), 0,
+	'a node split: no operation is open');
 $node[0]->wait_for_catchup($clone);
 $clone->promote;
 $clone->safe_psql('postgres', 'TRUNCATE shard.slot; SELECT shard.take(' . slots(@half) . ')');
@@ -160,7 +164,8 @@ CREATE OR REPLACE FUNCTION pay(tenant text, key text, request jsonb) RETURNS jso
 DECLARE payment_id bigint;
 BEGIN
   PERFORM shard.require_slot(tenant, key);
-  INSERT INTO payment(tenant, key, amount) VALUES (tenant, key, (request->>'amount')::numeric) RETURNING id INTO payment_id;
+  INSERT INTO payment(tenant, key, amount) VALUES (tenant, key, (request->>'amount')::numeric)
+    RETURNING id INTO payment_id;
   RETURN jsonb_build_object('payment', payment_id);
 END $$;
 SQL
@@ -177,8 +182,10 @@ cmp_ok($effects - $distinct, '>', 1000, 'unprotected: thousands of duplicates');
 # fail.
 ask('CREATE EXTENSION postgres_fdw; SELECT idem.create_scope($$foreign$$)');
 ask('CREATE SERVER node0 FOREIGN DATA WRAPPER postgres_fdw OPTIONS (' .
-	join(', ', map { my ($name, $value) = split /=/; $value =~ tr/'//d; "$name '$value'" } split / /, $node[0]->connstr('postgres')) . ')');
-ask('CREATE USER MAPPING FOR public SERVER node0; IMPORT FOREIGN SCHEMA public LIMIT TO (payment) FROM SERVER node0 INTO public');
+	join(', ', map { my ($name, $value) = split /=/; $value =~ tr/'//d; "$name '$value'" } split / /,
+		$node[0]->connstr('postgres')) . ')');
+ask('CREATE USER MAPPING FOR public SERVER node0; IMPORT FOREIGN SCHEMA public LIMIT TO (payment)
+	FROM SERVER node0 INTO public');
 (undef, undef, $stderr) = $router->psql('postgres', q{\set VERBOSITY verbose
 	BEGIN;
 	SELECT claimed FROM idem.claim('foreign', 'k');

@@ -21,7 +21,8 @@ sub rows_read
 {
 	my ($session, $call) = @_;
 	my $read = "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_all_tables WHERE relid = 'idem.scope'::regclass";
-	my ($seq, $idx, $result, $seq_after, $idx_after) = split /[|\s]+/, $session->query_safe("BEGIN; $read; $call; $read; COMMIT");
+	my ($seq, $idx, $result, $seq_after, $idx_after) = split /[|\s]+/,
+		$session->query_safe("BEGIN; $read; $call; $read; COMMIT");
 	return ($seq_after - $seq) . ' ' . ($idx_after - $idx);
 }
 
@@ -34,33 +35,41 @@ $node->safe_psql('postgres', "SELECT idem.alter_scope('s1', ttl => '2 days')");
 is(rows_read($session, $use_all), '0 1000', 'and once more after a change');
 $session->quit;
 $node->safe_psql('postgres', 'ALTER TABLE idem.scope DROP CONSTRAINT scope_name_key');
-is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('s999', 'k')"), 'absent', 'without the index, the table is read');
+is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('s999', 'k')"), 'absent',
+	'without the index, the table is read');
 $node->safe_psql('postgres', 'ALTER TABLE idem.scope ADD CONSTRAINT scope_name_key UNIQUE (name)');
 
 # A cause that a thousand scopes have
 
-$node->safe_psql('postgres', 'UPDATE idem.scope SET claims_per_minute = 100');  # as restored from a server that preloads idem
-is($node->safe_psql('postgres', "SELECT count(*), max(detail) FILTER (WHERE scope IS NULL) FROM idem.health() WHERE check_name = 'limits'"),
+$node->safe_psql('postgres',
+	'UPDATE idem.scope SET claims_per_minute = 100');  # as restored from a server that preloads idem
+is($node->safe_psql('postgres', "SELECT count(*), max(detail) FILTER (WHERE scope IS NULL) FROM idem.health()
+	WHERE check_name = 'limits'"),
 	'11|990 more findings like these.', 'health() shows ten scopes with the same finding, and counts the others');
 $node->safe_psql('postgres', 'UPDATE idem.scope SET claims_per_minute = NULL');
 
 # A scope without keys is changed under a lock on all claims, but the records are read before
 
-$node->safe_psql('postgres', "SELECT count(*) FROM idem.once_each('s3', ARRAY(SELECT 'key ' || i FROM generate_series(1, 3000) i), tenant => '')");
+$node->safe_psql('postgres', "SELECT count(*)
+	FROM idem.once_each('s3', ARRAY(SELECT 'key ' || i FROM generate_series(1, 3000) i), tenant => '')");
 $node->safe_psql('postgres', 'VACUUM idem.record');
 is($node->safe_psql('postgres', "BEGIN; SELECT idem.alter_scope('s4', tenant_from => 'role');
-	SELECT seq_tup_read FROM pg_stat_xact_all_tables WHERE relid = 'idem.record'::regclass; ROLLBACK"), "\n3000", 'and once');
+	SELECT seq_tup_read FROM pg_stat_xact_all_tables WHERE relid = 'idem.record'::regclass; ROLLBACK"), "\n3000",
+	'and once');
 my $claimer = $node->background_psql('postgres');
 $claimer->query_safe("BEGIN; SELECT idem.once('s5', 'open')");
-my (undef, undef, $stderr) = $node->psql('postgres', "SET lock_timeout = '1 ms'; SELECT idem.alter_scope('s3', tenant_from => 'role')");
-like($stderr, qr/cannot change "tenant_from" of scope "s3" while it has live keys/, 'a scope with keys is refused without waiting for a claim');
+my (undef, undef, $stderr) = $node->psql('postgres',
+	"SET lock_timeout = '1 ms'; SELECT idem.alter_scope('s3', tenant_from => 'role')");
+like($stderr, qr/cannot change "tenant_from" of scope "s3" while it has live keys/,
+	'a scope with keys is refused without waiting for a claim');
 my $changer = $node->background_psql('postgres', on_error_stop => 0);
 my $pid = $changer->query('SELECT pg_backend_pid()');
 $changer->query_until(qr/changing/, "\\echo changing\nSELECT idem.alter_scope('s5', tenant_from => 'role');\n");
 waits_for($node, $pid, 'Lock');
 $claimer->query_safe('COMMIT');
 $changer->query('SELECT 1');
-like($changer->{stderr}, qr/cannot change "tenant_from" of scope "s5".*\n.*Unexpired records: 1;/, 'what was claimed meanwhile is seen');
+like($changer->{stderr}, qr/cannot change "tenant_from" of scope "s5".*\n.*Unexpired records: 1;/,
+	'what was claimed meanwhile is seen');
 eval { $_->quit } for $claimer, $changer;
 
 # A new scope's id is above those in other record tables, which are read before others have to wait
@@ -75,15 +84,18 @@ COMMIT;
 VACUUM records;
 SQL
 is($node->safe_psql('postgres', "BEGIN; SELECT idem.create_scope('new');
-	SELECT seq_tup_read FROM pg_stat_xact_all_tables WHERE relid = 'records'::regclass; ROLLBACK"), "\n3000", 'and once');
+	SELECT seq_tup_read FROM pg_stat_xact_all_tables WHERE relid = 'records'::regclass; ROLLBACK"), "\n3000",
+	'and once');
 $claimer = $node->background_psql('postgres');
 $claimer->query_safe('BEGIN; LOCK records');
-is($node->safe_psql('postgres', "SET lock_timeout = '1 s'; SELECT idem.create_scope('s6', if_not_exists => true)"), '', 'not for a scope that exists');
+is($node->safe_psql('postgres', "SET lock_timeout = '1 s'; SELECT idem.create_scope('s6', if_not_exists => true)"), '',
+	'not for a scope that exists');
 $changer = $node->background_psql('postgres');
 $pid = $changer->query('SELECT pg_backend_pid()');
 $changer->query_until(qr/creating/, "\\echo creating\nSELECT idem.create_scope('new');\n");
 waits_for($node, $pid, 'Lock');
-is($node->safe_psql('postgres', "SET lock_timeout = '1 s'; SELECT idem.alter_scope('s6', ttl => '3 days'); SELECT idem.create_scope('s6', ttl => '3 days', if_not_exists => true)"),
+is($node->safe_psql('postgres', "SET lock_timeout = '1 s'; SELECT idem.alter_scope('s6', ttl => '3 days');
+	SELECT idem.create_scope('s6', ttl => '3 days', if_not_exists => true)"),
 	"\n", 'and changes of other scopes do not wait for it');
 $claimer->query_safe("SELECT idem.use_records('records'); SELECT idem.once('r', 'while it waits')");
 $claimer->query_safe('COMMIT');
@@ -151,7 +163,8 @@ BEGIN
     END LOOP;
   END LOOP;
 END $$;
-SELECT extract(epoch FROM min(each) FILTER (WHERE n = 1600)) / extract(epoch FROM min(each) FILTER (WHERE n = 100)) FROM took;
+SELECT extract(epoch FROM min(each) FILTER (WHERE n = 1600)) / extract(epoch FROM min(each) FILTER (WHERE n = 100))
+  FROM took;
 SQL
 note "1,600 claims in a transaction: $times times as long each as 100";
 cmp_ok($times, '<', 3, 'a completion costs the same beside many claims');

@@ -32,17 +32,21 @@ for my $level ('serializable', 'repeatable read')
 	for my $key ('gen_random_uuid()::text', 'uuid7()')
 	{
 		my $script = $node->basedir . '/' . ($level =~ tr/ /_/r) . '_' . ($key =~ /7/ ? 7 : 4) . '.sql';
-		append_to_file($script, "BEGIN;\nSELECT run($key);\nSELECT run($key);\nSELECT state FROM idem.lookup('payments', $key);\nCOMMIT;\n");
+		append_to_file($script, "BEGIN;\nSELECT run($key);\nSELECT run($key);\n"
+			. "SELECT state FROM idem.lookup('payments', $key);\nCOMMIT;\n");
 		local $ENV{PGOPTIONS} = '-c default_transaction_isolation=' . ($level =~ s/ /\\ /r);
 		my $before = $node->safe_psql('postgres', 'SELECT count(*) FROM effect');
 		my $log = -s $node->logfile;
 		$node->command_ok([ 'pgbench', '-n', @retries, '-c', '8', '-t', '200', '-f', $script, 'postgres' ],
 			"$level, $key: every transaction commits");
-		is($node->safe_psql('postgres', 'SELECT count(*) FROM effect') - $before, 3200, "$level, $key: every effect is there");
-		unlike(slurp_file($node->logfile, $log), qr/could not serialize/, "$level, $key: there is no serialization failure") unless @retries;
+		is($node->safe_psql('postgres', 'SELECT count(*) FROM effect') - $before, 3200,
+			"$level, $key: every effect is there");
+		unlike(slurp_file($node->logfile, $log), qr/could not serialize/,
+			"$level, $key: there is no serialization failure") unless @retries;
 	}
 }
-is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM effect'), 0, 'each operation has one effect');
+is($node->safe_psql('postgres', 'SELECT count(*) - count(DISTINCT key) FROM effect'), 0,
+	'each operation has one effect');
 
 log_is_clean($node);
 $node->stop;

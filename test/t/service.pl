@@ -73,7 +73,8 @@ sub is_created
 	my ($response, $replayed, $name) = @_;
 	is($response->{status}, 201, "$name: 201") or diag $response->{content};
 	is($response->{headers}{'content-type'}, 'application/json', "$name: JSON");
-	is($response->{headers}{'idempotent-replayed'}, $replayed ? 'true' : undef, "$name: " . ($replayed ? 'replayed' : 'first'));
+	is($response->{headers}{'idempotent-replayed'}, $replayed ? 'true' : undef,
+		"$name: " . ($replayed ? 'replayed' : 'first'));
 	return;
 }
 
@@ -116,7 +117,8 @@ is_created($retry, 1, 'retry');
 is($retry->{content}, $first->{content}, 'retry: the first answer, byte for byte');
 is_created(request($service, 'order-1', $request), 1, 'the key without quotes');
 is(effects_of(1), 1, 'one effect');
-my $conflict = is_problem(request($service, '"order-1"', '{"amount": 1.5}'), 422, 'urn:idem:problem:key_conflict', 'another request');
+my $conflict = is_problem(request($service, '"order-1"', '{"amount": 1.5}'), 422, 'urn:idem:problem:key_conflict',
+	'another request');
 like($conflict->{detail}, qr/different request/, 'another request: the detail says why');
 is_created(request($service, 'exact', '{"amount": 12345678901.123456789}'), 0, 'an amount beyond a double');
 is(effects_of('12345678901.123456789'), 1, 'an amount beyond a double is paid to the last digit');
@@ -139,7 +141,8 @@ is(effects_of(2), 1, 'one effect');
 
 # Undecided: its only attempt has ended without an answer.
 $node->safe_psql('postgres', q{SELECT idem.alter_scope('payments', max_attempts => 1)});
-my $late = $node->safe_psql('postgres', q{SELECT token FROM idem.claim('payments', 'undecided', '{"amount": 10}', lease => '1 us')});
+my $late = $node->safe_psql('postgres', q{SELECT token FROM idem.claim('payments', 'undecided', '{"amount": 10}',
+	lease => '1 us')});
 my $undecided = request($service, 'undecided', '{"amount": 10}');
 is_problem($undecided, 409, 'urn:idem:problem:attempts_exhausted', 'undecided');
 is($undecided->{headers}{'retry-after'}, 60, 'undecided: ask again after a minute');
@@ -183,8 +186,10 @@ is(effects_of(3), 1, '24 clients with one key: one effect');
 @seen = crowd(8, map { ("key $_" => '{"amount": ' . (1000 + $_) . '}') } 1 .. 20);
 is(scalar(grep { /\t201\t/ } @seen), 160, '8 clients with 20 keys: all are answered');
 is(scalar(grep { /\tfirst\t/ } @seen), 20, '8 clients with 20 keys: one client is first for each key');
-is(scalar(uniq map { join ':', (split /\t/)[ 0, 3 ] } @seen), 20, '8 clients with 20 keys: all get the same answer for each key');
-is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT amount) FROM payment WHERE amount > 1000 AND amount < 2000'),
+is(scalar(uniq map { join ':', (split /\t/)[ 0, 3 ] } @seen), 20,
+	'8 clients with 20 keys: all get the same answer for each key');
+is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT amount) FROM payment WHERE amount > 1000
+	AND amount < 2000'),
 	'20|20', '8 clients with 20 keys: one effect for each key');
 
 # Faults ------------------------------------------------------------------------------------------
@@ -223,7 +228,8 @@ my $barrier = $node->background_psql('postgres');
 $barrier->query_safe('BEGIN; LOCK TABLE payment');
 my $client = fork // die "fork: $!";
 if (!$client) { request($service, 'dies', '{"amount": 7}'); POSIX::_exit(0); }
-$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT%'")
+$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+	AND query LIKE 'INSERT%'")
   or die 'the service does not come to its INSERT';
 $service->{run}->kill_kill;
 waitpid $client, 0;

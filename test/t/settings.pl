@@ -21,16 +21,21 @@ my %left_out = (
 	track_counts => 'health() says so');
 # Settings that are neither boolean nor a list of values, and some values of them.
 my @others = (
-	"SET DateStyle = 'German, DMY'; SET TimeZone = 'Pacific/Chatham'; SET extra_float_digits = -15; SET plpgsql.extra_errors = 'all'; SET search_path = pg_temp",
-	"SET DateStyle = 'Postgres, MDY'; SET client_encoding = LATIN1; SET plpgsql.variable_conflict = use_column; SET default_text_search_config = 'simple'; SET search_path = ''",
-	'SET plpgsql.variable_conflict = use_variable; SET work_mem = 64; SET gin_fuzzy_search_limit = 1; SET from_collapse_limit = 1; SET join_collapse_limit = 1; SET geqo_threshold = 2');
+	"SET DateStyle = 'German, DMY'; SET TimeZone = 'Pacific/Chatham'; SET extra_float_digits = -15;
+		SET plpgsql.extra_errors = 'all'; SET search_path = pg_temp",
+	"SET DateStyle = 'Postgres, MDY'; SET client_encoding = LATIN1; SET plpgsql.variable_conflict = use_column;
+		SET default_text_search_config = 'simple'; SET search_path = ''",
+	'SET plpgsql.variable_conflict = use_variable; SET work_mem = 64; SET gin_fuzzy_search_limit = 1;
+		SET from_collapse_limit = 1; SET join_collapse_limit = 1; SET geqo_threshold = 2');
 
 # Requests, keys and answers that are read with a regular expression, cast or compared.
 my @awkward = (
-	q({"amount": 100, "note": "a.b0"}), q({"amount": 1.50, "text": "1.50"}), q({"a": "\\\\", "b": 2.0}), q({"a": "\"1.0\"", "b": [1.0, 1e2]}),
+	q({"amount": 100, "note": "a.b0"}), q({"amount": 1.50, "text": "1.50"}), q({"a": "\\\\", "b": 2.0}),
+	q({"a": "\"1.0\"", "b": [1.0, 1e2]}),
 	q({"when": "2026-01-02 03:04:05+00", "x": null}), q({"sent_at": 1, "a": 1.0}));
 my $older = join '', map { my $n = $_; <<"SQL" } 0 .. $#awkward;
-SELECT outcome, response, status, headers, encode(body, 'hex'), differs FROM idem.try_claim('before', 'order-$n', \$j\$$awkward[$n]\$j\$);
+SELECT outcome, response, status, headers, encode(body, 'hex'), differs
+  FROM idem.try_claim('before', 'order-$n', \$j\$$awkward[$n]\$j\$);
 SELECT outcome, differs FROM idem.try_claim('before', 'order-$n', '{"amount": 1000000}');
 SQL
 my $before = <<'SQL' . join '', map { my $n = $_; <<"SQL" } 0 .. $#awkward;
@@ -38,7 +43,8 @@ SELECT idem.create_scope('before', request_exclude => '{sent_at}', store_request
 SQL
 BEGIN;
 SELECT token FROM idem.claim('before', 'order-$n', \$j\$$awkward[$n]\$j\$) \\gset
-SELECT idem.complete(:'token', \$j\$$awkward[$n]\$j\$, 201, '{"Vary": ["Accept", "Origin"]}', E'\\\\x005c'), :'token' <> '';
+SELECT idem.complete(:'token', \$j\$$awkward[$n]\$j\$, 201, '{"Vary": ["Accept", "Origin"]}', E'\\\\x005c'),
+  :'token' <> '';
 COMMIT;
 SQL
 # What the tour does not ask.
@@ -49,8 +55,10 @@ SELECT outcome, attempt FROM idem.try_claim('before', 'ab1'), idem.release(token
 SELECT status, detail FROM idem.health() WHERE check_name = 'record tables';
 SQL
 
-my $node = idem_node('settings', bare => 1, conf => "shared_preload_libraries = 'idem'\nfsync = off\nlog_statement = none\nwal_level = minimal\nmax_wal_senders = 0");
-$node->safe_psql('postgres', 'CREATE ROLE shop; CREATE ROLE clerk IN ROLE shop; CREATE DATABASE extension; CREATE DATABASE managed');
+my $node = idem_node('settings', bare => 1, conf => "shared_preload_libraries = 'idem'\nfsync = off\n"
+	. "log_statement = none\nwal_level = minimal\nmax_wal_senders = 0");
+$node->safe_psql('postgres', 'CREATE ROLE shop; CREATE ROLE clerk IN ROLE shop; CREATE DATABASE extension;
+	CREATE DATABASE managed');
 $node->safe_psql('extension', 'CREATE EXTENSION idem');
 install_managed($node, 'managed');
 $node->safe_psql($_, $Traps::objects . $before) for 'extension', 'managed';
@@ -61,7 +69,8 @@ sub tour_of
 {
 	my ($edition, $set) = @_;
 	$node->safe_psql('postgres', "CREATE DATABASE tour TEMPLATE $edition STRATEGY FILE_COPY");
-	my (undef, $seen, $error) = $node->psql('tour', "\\set VERBOSITY sqlstate\nSET client_encoding = UTF8;\n$set\n$asked$older$tour{$edition}", on_error_stop => 0);
+	my (undef, $seen, $error) = $node->psql('tour', "\\set VERBOSITY sqlstate\nSET client_encoding = UTF8;\n$set\n"
+		. "$asked$older$tour{$edition}", on_error_stop => 0);
 	$node->safe_psql('postgres', 'DROP DATABASE tour');
 	$seen =~ s/"(\w+)"/$1/g;    # quote_all_identifiers
 	return $seen . join "\n", '', $error =~ /(?:ERROR|FATAL|PANIC):\s+(\w{5})/g;

@@ -41,13 +41,18 @@ CREATE ROLE smith_stranger LOGIN;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem, idem_internal TO smith_owner;
 SELECT idem.alter_scope('payments', owner => 'smith_owner', wait => '100 ms');
 SELECT idem.create_scope('smith', owner => 'smith_owner', wait => '1 ms', max_attempts => 2);
-SELECT idem.create_scope('strict', owner => 'smith_owner', wait => '0', weak_keys => 'warn', request_exclude => '{a}', response_exclude => '{a.b}', claims_per_minute => 100000);
+SELECT idem.create_scope('strict', owner => 'smith_owner', wait => '0', weak_keys => 'warn', request_exclude => '{a}',
+  response_exclude => '{a.b}', claims_per_minute => 100000);
 SELECT idem.create_scope('stranger', owner => 'smith_stranger', wait => '1 ms');
 
-SELECT count(idem.complete(c.token, jsonb_build_object('a', jsonb_build_object('b', i)), 200)) FROM generate_series(1, 300) i, idem.claim('smith', 'completed ' || i, jsonb_build_object('i', i)) c;
-SELECT count(idem.complete(c.token, jsonb_build_object('i', i))) FROM generate_series(1, 300) i, idem.claim('stranger', 'completed ' || i) c;
-SELECT count(idem.fail(c.token, '{"sqlstate": "P0042", "message": "no"}')::text) FROM generate_series(1, 100) i, idem.claim('smith', 'failed ' || i) c;
-SELECT count(idem.checkpoint(c.token, 'halfway', '{"done": 1}')::text) FROM generate_series(1, 100) i, idem.claim('smith', 'leased ' || i, lease => '1 day') c;
+SELECT count(idem.complete(c.token, jsonb_build_object('a', jsonb_build_object('b', i)), 200))
+  FROM generate_series(1, 300) i, idem.claim('smith', 'completed ' || i, jsonb_build_object('i', i)) c;
+SELECT count(idem.complete(c.token, jsonb_build_object('i', i))) FROM generate_series(1, 300) i,
+  idem.claim('stranger', 'completed ' || i) c;
+SELECT count(idem.fail(c.token, '{"sqlstate": "P0042", "message": "no"}')::text) FROM generate_series(1, 100) i,
+  idem.claim('smith', 'failed ' || i) c;
+SELECT count(idem.checkpoint(c.token, 'halfway', '{"done": 1}')::text) FROM generate_series(1, 100) i,
+  idem.claim('smith', 'leased ' || i, lease => '1 day') c;
 SELECT count(c) FROM generate_series(1, 100) i, idem.claim('smith', 'lapsed ' || i, lease => '1 ms') c;
 SELECT count(idem.once('strict', 'expired ' || i)) FROM generate_series(1, 100) i;
 SELECT count(idem.advance('smith', 'source ' || i, i)) FROM generate_series(1, 20) i;
@@ -59,7 +64,8 @@ CREATE VIEW claimed AS SELECT c.* FROM token, idem.claim('smith', 'new ' || trun
 CREATE VIEW replayed AS SELECT c.* FROM idem.claim('payments', trunc(random() * 10000)::text) c;
 CREATE VIEW tried AS SELECT c.* FROM generate_series(1, 10) i, idem.try_claim('stranger', 'completed ' || i) c;
 CREATE VIEW known AS SELECT c.* FROM generate_series(1, 10) i, idem.lookup('smith', 'completed ' || i) c;
-CREATE VIEW executed AS SELECT c.* FROM generate_series(1, 3) i, idem.execute('stranger', 'run ' || i, 'echo(jsonb)', '{}') c;
+CREATE VIEW executed AS SELECT c.* FROM generate_series(1, 3) i, idem.execute('stranger', 'run ' || i, 'echo(jsonb)',
+  '{}') c;
 CREATE VIEW fresh AS SELECT * FROM idem.once_each('stranger', ARRAY['a', 'b', 'c']);
 CREATE VIEW health AS SELECT * FROM idem.health();
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO smith_owner, smith_stranger;
@@ -84,7 +90,8 @@ for my $role (qw(smith_owner smith_stranger))
 {
 	my $run = { role => $role, out => $node->basedir . "/$role.out", err => $node->basedir . "/$role.err" };
 	my @command = ('sqlsmith', '--target=' . $node->connstr('postgres') . " user=$role",
-		'--seed=' . ($seed + @runs), '--max-queries=' . int($queries / 2), '--verbose', @runs ? () : '--exclude-catalog');
+		'--seed=' . ($seed + @runs), '--max-queries=' . int($queries / 2), '--verbose',
+		@runs ? () : '--exclude-catalog');
 	$run->{run} = start(\@command, '>', $run->{out}, '2>', $run->{err});
 	push @runs, $run;
 }
@@ -98,12 +105,16 @@ for my $run (@runs)
 
 ok(runs($storm), 'the storm ran to the end');
 $storm->kill_kill;
-$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgbench'") or die;
-is($node->safe_psql('postgres', 'SELECT key FROM payment GROUP BY key HAVING count(*) > 1'), '', 'every payment of the storm was made once');
+$node->poll_query_until('postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgbench'")
+  or die;
+is($node->safe_psql('postgres', 'SELECT key FROM payment GROUP BY key HAVING count(*) > 1'), '',
+	'every payment of the storm was made once');
 is($node->safe_psql('postgres', <<'SQL'), '', 'every answer of the storm is that of its payment');
-SELECT a.key, a.answer FROM answer a LEFT JOIN payment p USING (key) WHERE a.answer IS DISTINCT FROM jsonb_build_object('payment', p.id)
+SELECT a.key, a.answer FROM answer a LEFT JOIN payment p USING (key) WHERE a.answer IS DISTINCT
+  FROM jsonb_build_object('payment', p.id)
 SQL
-is($node->safe_psql('postgres', q{SELECT count(*) FROM payment p WHERE (idem.lookup('payments', key)).state <> 'completed'}), 0, 'and can still be looked up');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM payment p
+	WHERE (idem.lookup('payments', key)).state <> 'completed'}), 0, 'and can still be looked up');
 my $answers = $node->safe_psql('postgres', 'SELECT count(*) FROM answer');
 cmp_ok($answers, '>', 0, 'there was a storm');
 note "$answers answers, ", $node->safe_psql('postgres', 'SELECT count(*) FROM payment'), ' payments';

@@ -43,8 +43,10 @@ for my $call ("claim('payments', 'k')", "claim('payments', 'before')", "try_clai
 {
 	my (undef, undef, $stderr) = $standby->psql('postgres', "\\set VERBOSITY verbose\nSELECT idem.$call");
 	like($stderr, qr/25006/, "idem.$call is refused on a standby");
-	my $reading = $call =~ /^(?:create_scope|purge)/ ? '$' : $call =~ /^take/ ? 'To see .* idem\.in_flight\.$' : $call =~ /^advance/ ? 'To read .* idem\.streams\.$' : 'To read .* idem\.lookup\(\)\.$';
-	like($stderr, qr/^HINT:  Call it on the primary\. ?$reading/m, 'the hint says to call it on the primary, and how to read');
+	my $reading = $call =~ /^(?:create_scope|purge)/ ? '$' : $call =~ /^take/ ? 'To see .* idem\.in_flight\.$'
+		: $call =~ /^advance/ ? 'To read .* idem\.streams\.$' : 'To read .* idem\.lookup\(\)\.$';
+	like($stderr, qr/^HINT:  Call it on the primary\. ?$reading/m,
+		'the hint says to call it on the primary, and how to read');
 }
 
 is($standby->safe_psql('postgres', 'SELECT records FROM idem.storage'), 'idem.record', 'the storage can be read');
@@ -57,23 +59,27 @@ SKIP:
 		"elsewhere\nidem.record", 'so can that of other record tables');
 	$primary->safe_psql('postgres', 'DROP TABLE elsewhere');
 }
-is($standby->safe_psql('postgres', q{SELECT status FROM idem.health() WHERE check_name = 'purge'}), 'ok', 'health can be read');
+is($standby->safe_psql('postgres', q{SELECT status FROM idem.health() WHERE check_name = 'purge'}), 'ok',
+	'health can be read');
 is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'streamed')}),
 	'completed|{"payment": 2}', 'lookup answers on a standby');
 my (undef, $stdout, $stderr) = $standby->psql('postgres', q{SELECT state FROM idem.lookup('payments', 'unknown')});
 is($stdout, 'absent', 'a key without a record is absent');
 like($stderr, qr/NOTICE.*standby/, 'a notice says that a standby may lag');
 # A standby gets no wake-ups. lookup polls, for an absent key too.
-$primary->safe_psql('postgres', q{CREATE TABLE waited AS SELECT token FROM idem.claim('payments', 'waited', lease => '1 hour')});
+$primary->safe_psql('postgres', q{CREATE TABLE waited AS SELECT token
+	FROM idem.claim('payments', 'waited', lease => '1 hour')});
 $primary->wait_for_catchup($standby);
 my %waiting = (arriving => 'absent', waited => 'in_progress');
 for my $key (sort keys %waiting)
 {
-	my ($at_bound) = ($standby->psql('postgres', "SELECT state FROM idem.lookup('payments', '$key', wait => '10 ms')"))[1];
+	my ($at_bound) = ($standby->psql('postgres', "SELECT state FROM idem.lookup('payments', '$key', wait => '10 ms')"))[
+		1];
 	is($at_bound, $waiting{$key}, "at the bound, lookup returns what the standby knows: $waiting{$key}");
 	my $session = $standby->background_psql('postgres', on_error_stop => 0);
 	my $pid = $session->query_safe('SELECT pg_backend_pid()');
-	$session->query_until(qr/waiting/, "\\echo waiting\nSELECT state, attempt FROM idem.lookup('payments', '$key', wait => '10 minutes');\n");
+	$session->query_until(qr/waiting/, "\\echo waiting\n"
+		. "SELECT state, attempt FROM idem.lookup('payments', '$key', wait => '10 minutes');\n");
 	waits_for($standby, $pid, 'Extension');
 	$waiting{$key} = $session;
 }
@@ -84,7 +90,8 @@ for my $key (sort keys %waiting)
 	is($waiting{$key}->query_safe(''), 'completed|1', "lookup on a standby waits for the outcome: $key");
 	$waiting{$key}->quit;
 }
-is($standby->safe_psql('postgres', q{BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT state FROM idem.lookup('payments', 'before'); COMMIT}),
+is($standby->safe_psql('postgres', q{BEGIN ISOLATION LEVEL REPEATABLE READ;
+	SELECT state FROM idem.lookup('payments', 'before'); COMMIT}),
 	'completed', 'lookup answers in REPEATABLE READ');
 
 $primary->stop('immediate');

@@ -50,12 +50,16 @@ my $logged = -s $node->logfile;
 sql(q(SET log_statement = 'none'; SET idem.log_conflicts = 'log';
 	DO $$ BEGIN PERFORM pay('a', '{"amount": 987654321}'); EXCEPTION WHEN SQLSTATE 'ID002' THEN NULL; END $$));
 my $log = slurp_file($node->logfile, $logged);
-like($log, qr/LOG:  conflicting requests for a key in scope "payments"\n.*DETAIL:  Key "a" was used for a different request\./,
+like($log,
+	qr/LOG:  conflicting requests for a key in scope "payments"\n.*DETAIL:  Key "a" was used for a different request\./,
 	'a conflict is logged even if the caller catches it');
 $logged = -s $node->logfile;
-sql(q(SET log_statement = 'none'; SET idem.log_transitions = 'log'; SELECT idem.fail(token, '{"message": "secret"}') FROM idem.claim('payments', 'log', tenant => 'acme')));
+sql(q(SET log_statement = 'none'; SET idem.log_transitions = 'log'; SELECT idem.fail(token, '{"message": "secret"}')
+	FROM idem.claim('payments', 'log', tenant => 'acme')));
 my $transition = slurp_file($node->logfile, $logged) =~ s/.*SET log_statement.*\n//r;
-like($transition, qr/LOG:  failure was stored in scope "payments"\n.*DETAIL:  This is about attempt 1 of key "log" of tenant "acme"\./,
+like($transition,
+	qr/LOG:  failure was stored in scope "payments"
+.*DETAIL:  This is about attempt 1 of key "log" of tenant "acme"\./,
 	'a stored failure is logged');
 unlike($transition, qr/secret/, 'the log does not contain it');
 unlike($log =~ s/.*SET log_statement.*\n.*\n//r, qr/987654321/, 'the log does not contain the request');
@@ -134,9 +138,11 @@ sql("SELECT idem.drop_scope('picky')");
 
 # Streams.
 sql('SELECT idem.stats_reset()');
-sql("SELECT idem.advance('payments', 'source', n) FROM unnest('{1,2,2,5,4}'::int[]) n; SELECT idem.reset_stream('payments', 'source')");
+sql("SELECT idem.advance('payments', 'source', n) FROM unnest('{1,2,2,5,4}'::int[]) n;
+	SELECT idem.reset_stream('payments', 'source')");
 is(stats('payments'), 'advances 3 duplicates 2', 'messages of a stream, new ones and old ones');
-$node->psql('postgres', "SELECT idem.advance('payments', 'source', 1), idem.advance('payments', 'source', 3, contiguous => true)");
+$node->psql('postgres', "SELECT idem.advance('payments', 'source', 1),
+	idem.advance('payments', 'source', 3, contiguous => true)");
 is(stats('payments'), 'advances 4 duplicates 2', 'a gap is neither');
 
 # Durations.
@@ -150,7 +156,8 @@ is(sql("SELECT bool_and(b = n * interval '1 microsecond') FROM idem.durations,
 	't', 'the bounds are powers of two of a microsecond');
 sql("SELECT pay('timed', '1'); SELECT pay('timed', '1'); SELECT idem.execute('payments', 'x3', 'refuse(jsonb)')");
 is(durations('payments'), 'atomic 2', 'atomic operations that complete or fail have a duration, and replays have none');
-sql("SELECT idem.once('payments', 'm9'); SELECT idem.once_each('payments', '{m10}'); SELECT idem.cancel('payments', 'never')");
+sql("SELECT idem.once('payments', 'm9'); SELECT idem.once_each('payments', '{m10}');
+	SELECT idem.cancel('payments', 'never')");
 is(durations('payments'), 'atomic 2', 'so have calls between whose claim and answer nothing runs');
 sql("BEGIN; SELECT idem.release(token) FROM idem.claim('payments', 'released'); COMMIT");
 is(durations('payments'), 'atomic 2', 'and claims that are released');
@@ -161,7 +168,8 @@ UPDATE idem.record SET created = created - interval '1 hour' WHERE key = 'an hou
 SELECT idem.complete(:'t');
 SQL
 is(durations('payments'), 'leased 1', 'leased operations are counted by themselves');
-is(sql("SELECT total BETWEEN '1 hour' AND '70 minutes', p50, p99 = p50, counts[33] FROM idem.durations WHERE scope = 'payments' AND kind = 'leased'"),
+is(sql("SELECT total BETWEEN '1 hour' AND '70 minutes', p50, p99 = p50, counts[33] FROM idem.durations
+	WHERE scope = 'payments' AND kind = 'leased'"),
 	't|01:11:34.967296|t|1', 'from the first claim to the answer');
 sql(<<'SQL');
 SELECT idem.release(token) FROM idem.claim('payments', 'two attempts', lease => '1 hour');
@@ -172,7 +180,8 @@ UPDATE idem.record SET created = created + interval '1 hour' WHERE key = 'from t
 SELECT idem.complete(token) FROM idem.claim('payments', 'from the future');
 SQL
 is(durations('payments'), 'atomic 2 leased 1', 'by their last claim');
-is(sql("SELECT total BETWEEN '10 seconds' AND '1 minute', counts[1], p50, p99 FROM idem.durations WHERE scope = 'payments' AND kind = 'atomic'"),
+is(sql("SELECT total BETWEEN '10 seconds' AND '1 minute', counts[1], p50, p99 FROM idem.durations
+	WHERE scope = 'payments' AND kind = 'atomic'"),
 	't|1|00:00:00.000001|00:00:16.777216', 'a clock that was set back counts as no time');
 sql('DROP FUNCTION refuse(jsonb)');
 
@@ -187,7 +196,8 @@ is(stats('payments'), 'claims 1 in_flight 2 waits 1', 'a claim that waits for a 
 is(sql(q(SELECT wait_time >= '200 milliseconds' FROM idem.stats WHERE scope = 'payments')),
 	't', 'the wait time is counted');
 is(durations('payments'), 'wait 1', 'a wait has a duration');
-is(sql("SELECT total = wait_time, p50 >= wait_time, p50 < 2 * wait_time FROM idem.durations JOIN idem.stats USING (scope)
+is(sql("SELECT total = wait_time, p50 >= wait_time, p50 < 2 * wait_time FROM idem.durations JOIN idem.stats
+	USING (scope)
 	     WHERE scope = 'payments' AND kind = 'wait'"), 't|t|t', 'which is its wait time, known up to a factor of two');
 $holder->query_safe('ROLLBACK');
 $holder->quit;
@@ -225,7 +235,8 @@ $node->command_ok([ 'pgbench', '-n', '-c', 16, '-j', 2, '-t', 500, '-f', $script
 is( sql(q(SELECT claims = completions AND claims = (SELECT count(*) FROM payment WHERE key LIKE 'load %')
 	        AND claims + replays = 16 * 500 FROM idem.stats WHERE scope = 'payments')),
 	't', 'every call is counted once');
-is( sql(q(SELECT d.count = completions AND d.count = (SELECT sum(n) FROM unnest(d.counts) n) AND d.p50 <= d.p90 AND d.p90 <= d.p99
+is( sql(q(SELECT d.count = completions AND d.count = (SELECT sum(n) FROM unnest(d.counts) n) AND d.p50 <= d.p90
+	AND d.p90 <= d.p99
 	        FROM idem.stats JOIN idem.durations d USING (scope) WHERE scope = 'payments' AND kind = 'atomic')),
 	't', 'and every operation has its duration');
 
@@ -235,13 +246,16 @@ is( sql(q(SELECT d.count = completions AND d.count = (SELECT sum(n) FROM unnest(
 sub quantiles
 {
 	my ($counts, @percent) = @_;
-	return sql("SELECT string_agg(coalesce(extract(epoch FROM idem_internal.quantile($counts, p)) * 1000000 || '', 'none'), ' ' ORDER BY p) FROM unnest('{@{[join ',', @percent]}}'::int[]) p")
+	return sql("SELECT string_agg(coalesce(extract(epoch FROM idem_internal.quantile($counts, p)) * 1000000 || '',
+		'none'), ' ' ORDER BY p) FROM unnest('{@{[join ',', @percent]}}'::int[]) p")
 	  =~ s/\.0+\b//gr;
 }
-my $buckets = q{ARRAY(SELECT CASE i WHEN 4 THEN 90 WHEN 11 THEN 9 WHEN 21 THEN 1 ELSE 0 END::bigint FROM generate_series(1, 40) i)};
+my $buckets = q{ARRAY(SELECT CASE i WHEN 4 THEN 90 WHEN 11 THEN 9 WHEN 21 THEN 1 ELSE 0 END::bigint
+	FROM generate_series(1, 40) i)};
 is(quantiles($buckets, 50, 90, 91, 99, 100), '8 8 1024 1024 1048576', 'a quantile is the lowest bound that suffices');
 is(quantiles('array_fill(0::bigint, ARRAY[40])', 50), 'none', 'nothing has no quantile');
-is(quantiles('array_fill(9000000000000000000, ARRAY[40])', 97, 100), '274877906944 none', 'beyond the bounds, none is known');
+is(quantiles('array_fill(9000000000000000000, ARRAY[40])', 97, 100), '274877906944 none',
+	'beyond the bounds, none is known');
 
 # Which role sees what ----------------------------------------------------------------------------
 
@@ -249,11 +263,14 @@ sql('CREATE ROLE stranger; CREATE ROLE member; CREATE ROLE shop; GRANT shop TO m
 sql("SELECT idem.create_scope('orders', owner => 'shop')");
 is(sql("SET ROLE member; SELECT string_agg(scope, ',') FROM idem.stats"), 'orders', 'a member sees its scope');
 is(sql('SET ROLE stranger; SELECT count(*) FROM idem.stats'), 0, 'a stranger sees nothing');
-is(sql("SET ROLE member; SELECT string_agg(DISTINCT scope, ',') FROM idem.durations"), 'orders', 'and how long its operations take');
+is(sql("SET ROLE member; SELECT string_agg(DISTINCT scope, ',') FROM idem.durations"), 'orders',
+	'and how long its operations take');
 is(sql('SET ROLE stranger; SELECT count(*) FROM idem.durations'), 0, 'a stranger does not');
-is(sql('SET ROLE stranger; SELECT count(*) FROM generate_series(1, 100) id, idem_internal.scope_counters(id)'), 0, 'nor through the function');
+is(sql('SET ROLE stranger; SELECT count(*) FROM generate_series(1, 100) id, idem_internal.scope_counters(id)'), 0,
+	'nor through the function');
 sql('CREATE ROLE watcher IN ROLE pg_monitor');
-is(sql("SET ROLE watcher; SELECT count(*) FROM idem.stats WHERE scope = 'orders'"), 1, 'a member of pg_monitor sees every scope');
+is(sql("SET ROLE watcher; SELECT count(*) FROM idem.stats WHERE scope = 'orders'"), 1,
+	'a member of pg_monitor sees every scope');
 my (undef, undef, $stderr) = $node->psql('postgres', 'SET ROLE shop; SELECT idem.stats_reset()');
 like($stderr, qr/permission denied for function stats_reset/, 'a reset needs a grant');
 (undef, undef, $stderr) = $node->psql('postgres',

@@ -94,8 +94,10 @@ BEGIN
   RETURN jsonb_build_object('payment', payment_id);
 END $$;
 SQL
-for my $storm ([ pay_in_savepoints => 'read committed' ], [ pay_in_savepoints => 'serializable' ], [ pay_forgetfully => 'read committed' ],
-	[ pay_forgetfully => 'repeatable read' ], [ pay_immediately => 'read committed' ], [ pay_immediately => 'serializable' ])
+for my $storm ([ pay_in_savepoints => 'read committed' ], [ pay_in_savepoints => 'serializable' ],
+	[ pay_forgetfully => 'read committed' ],
+	[ pay_forgetfully => 'repeatable read' ], [ pay_immediately => 'read committed' ],
+	[ pay_immediately => 'serializable' ])
 {
 	my ($procedure, $level) = @$storm;
 	my %careless = Storm->new([ $procedure, 16, 1000, 3, 50 ], [$node], retries => 'ID',
@@ -104,7 +106,8 @@ for my $storm ([ pay_in_savepoints => 'read committed' ], [ pay_in_savepoints =>
 	cmp_ok($careless{resent}, '>', 0, "$procedure, $level: some were sent again");
 	is($careless{differing}, 0, "$procedure, $level: one distinct answer per key");
 	is(one_effect_per_key(), '1000|1000', "$procedure, $level: one effect per key");
-	is($node->safe_psql('postgres', q{SELECT count(*) FROM payment p, idem.lookup('payments', p.key) l WHERE (l.response->>'payment')::bigint IS DISTINCT FROM p.id}),
+	is($node->safe_psql('postgres', q{SELECT count(*) FROM payment p, idem.lookup('payments', p.key) l
+		WHERE (l.response->>'payment')::bigint IS DISTINCT FROM p.id}),
 		0, "$procedure, $level: each with its answer");
 	is(locks($node), 0, "$procedure, $level: no lock is left");
 	$node->safe_psql('postgres', 'TRUNCATE payment, idem.record');
@@ -135,7 +138,8 @@ $node->safe_psql('postgres', q{SELECT idem.create_scope('pipelined')});
 $node->pgbench(
 	'--client=8 --jobs=1 --transactions=200 --no-vacuum --protocol=prepared', 0, [qr/processed: 1600\/1600/], [qr/^$/],
 	'one-statement operations in pipelines',
-	{ 'pipelined' => join "\n", '\\set key random(1, 300)', '\\startpipeline', (<<'SQL' =~ s/\n\s*/ /gr . ';') x 4, '\\endpipeline' });
+	{ 'pipelined' => join "\n", '\\set key random(1, 300)', '\\startpipeline',
+		(<<'SQL' =~ s/\n\s*/ /gr . ';') x 4, '\\endpipeline' });
 WITH c AS MATERIALIZED (
   SELECT * FROM idem.claim('pipelined', 'k' || :key::int, to_jsonb(:key::int))
 ), effect AS (
@@ -143,7 +147,8 @@ WITH c AS MATERIALIZED (
 )
 SELECT CASE WHEN c.claimed THEN idem.complete(c.token, to_jsonb((SELECT id FROM effect))) ELSE c.response END FROM c
 SQL
-is($node->safe_psql('postgres', q{SELECT count(*) = count(DISTINCT key), count(*) > 250, count(*) = (SELECT count(*) FROM idem.records WHERE scope = 'pipelined') FROM payment}),
+is($node->safe_psql('postgres', q{SELECT count(*) = count(DISTINCT key), count(*) > 250, count(*) = (SELECT count(*)
+	FROM idem.records WHERE scope = 'pipelined') FROM payment}),
 	't|t|t', 'have one effect per key');
 
 # For a key that is claimed and completed only once, lookup() says absent, in progress, completed,

@@ -36,15 +36,18 @@ CONF
 my $mark = 'swordfish';
 my $uuid = 'f47ac10b-58cc-4372-a567-0e02b2c3d479';
 my @there = ("$mark-done", "$mark-failed", "$mark-leased", "$mark-lapsed", "$mark-expired", "$mark-open",
-	"$mark-executed", "$mark-message", "$mark-ключ-𝄞", substr($mark . join('', 'a' .. 'z', 0 .. 9) x 7, 0, 255), '7' . $mark);
+	"$mark-executed", "$mark-message", "$mark-ключ-𝄞", substr($mark . join('', 'a' .. 'z', 0 .. 9) x 7, 0, 255),
+	'7' . $mark);
 my $setup = <<"SQL";
 CREATE EXTENSION idem;
 CREATE ROLE owner LOGIN;
 CREATE ROLE stranger LOGIN;
 GRANT EXECUTE ON FUNCTION idem.create_scope, idem.alter_scope, idem.drop_scope, idem.forget TO stranger;
-SELECT idem.create_scope('vault', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_exclude => '{$mark.sent_at}', response_exclude => '{$mark.secret}', store_request => 'always');
+SELECT idem.create_scope('vault', owner => 'owner', wait => '0', final_sqlstates => '{P0001}',
+  request_exclude => '{$mark.sent_at}', response_exclude => '{$mark.secret}', store_request => 'always');
 SELECT idem.create_record_table('strict_records', 'tenant_id', 'text');
-SELECT idem.create_scope('strict', owner => 'owner', wait => '0', final_sqlstates => '{P0001}', request_required => true, tenant_required => true, weak_keys => 'reject',
+SELECT idem.create_scope('strict', owner => 'owner', wait => '0', final_sqlstates => '{P0001}',
+  request_required => true, tenant_required => true, weak_keys => 'reject',
                          reject_stale_keys => true, max_attempts => 1, claims_per_minute => 1000, records => true);
 SELECT idem.create_scope('theirs', owner => 'stranger', wait => '0');
 CREATE FUNCTION work(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT \$1';
@@ -52,11 +55,16 @@ CREATE FUNCTION fails(jsonb) RETURNS jsonb LANGUAGE plpgsql AS \$\$ BEGIN RAISE 
 GRANT CREATE ON SCHEMA public TO stranger;
 SQL
 $node->safe_psql('postgres', $setup);
-my $answer = qq(response => '{"$mark": {"secret": "$mark", "told": "$mark response"}}', status => 201, headers => '{"$mark": "$mark"}', body => '$mark');
+my $answer =
+	qq(response => '{"$mark": {"secret": "$mark", "told": "$mark response"}}', status => 201,
+	headers => '{"$mark": "$mark"}', body => '$mark');
 for my $place ([ 'vault', q{''} ], [ 'vault', "'$mark-tenant'" ], [ 'strict', "'$mark-tenant'" ])
 {
 	my ($scope, $tenant) = @$place;
-	my $claim = sub { my ($key, $more) = @_; qq(idem.claim('$scope', '$key', '{"$mark": "request"}', tenant => $tenant$more)) };
+	my $claim = sub {
+		my ($key, $more) = @_;
+		qq(idem.claim('$scope', '$key', '{"$mark": "request"}', tenant => $tenant$more))
+	};
 	my $keys = join ', ', map { "'$_'" } @there[ 8 .. 10 ];
 	my ($status, undef, $stderr) = $node->psql('postgres', encode('UTF-8', <<"SQL"), on_error_stop => 1);
 SET ROLE owner;
@@ -64,13 +72,16 @@ BEGIN;
 SELECT idem.use_records('strict_records');
 SELECT idem.complete(token, $answer) FROM @{[ $claim->($there[0], '') ]};
 SELECT idem.fail(token, '{"message": "$mark", "detail": "$mark", "hint": "$mark"}') FROM @{[ $claim->($there[1], '') ]};
-SELECT idem.checkpoint(token, '$mark point', '{"$mark": "state"}') FROM @{[ $claim->($there[2], q(, lease => '1 hour')) ]};
-SELECT idem.checkpoint(token, '$mark point', '{"$mark": "state"}') FROM @{[ $claim->($there[3], q(, lease => '1 millisecond')) ]};
+SELECT idem.checkpoint(token, '$mark point', '{"$mark": "state"}')
+  FROM @{[ $claim->($there[2], q(, lease => '1 hour')) ]};
+SELECT idem.checkpoint(token, '$mark point', '{"$mark": "state"}')
+  FROM @{[ $claim->($there[3], q(, lease => '1 millisecond')) ]};
 SELECT idem.complete(token, $answer) FROM @{[ $claim->($there[4], q(, ttl => '1 millisecond')) ]};
 SELECT idem.execute('$scope', '$there[6]', 'fails(jsonb)', '{"$mark": 1}', tenant => $tenant);
 SELECT idem.once('$scope', '$there[7]', '{"$mark": 1}', tenant => $tenant);
 SELECT idem.complete(token, $answer) FROM @{[ $claim->($uuid, '') ]};
-SELECT idem.complete(token, $answer) FROM unnest(ARRAY[$keys]) AS key, idem.claim('$scope', key, '{}', tenant => $tenant);
+SELECT idem.complete(token, $answer) FROM unnest(ARRAY[$keys])
+  AS key, idem.claim('$scope', key, '{}', tenant => $tenant);
 COMMIT;
 SQL
 	is($status, 0, "the owner has filled $scope for tenant $tenant") or diag $stderr;
@@ -78,17 +89,22 @@ SQL
 
 # Tokens: of leases that run, of leases that have lapsed, and of an atomic claim that a session
 # holds open.
-my @tokens = map { $node->safe_psql('postgres', "SELECT token FROM idem.claim('vault', '$mark-leased-$_', tenant => '$mark-tenant', lease => '$_')") }
+my @tokens =
+	map { $node->safe_psql('postgres', "SELECT token
+		FROM idem.claim('vault', '$mark-leased-$_', tenant => '$mark-tenant', lease => '$_')") }
   ('1 hour', '1 millisecond');
 $node->safe_psql('postgres', "SELECT idem.complete('$tokens[1]', '\"$mark\"')");
-push @tokens, $node->safe_psql('postgres', "BEGIN; SELECT idem.use_records('strict_records') \\g /dev/null\nSELECT token FROM idem.claim('strict', '$mark-leased-by-tenant', '{}', tenant => '$mark-tenant', lease => '1 hour'); COMMIT");
+push @tokens, $node->safe_psql('postgres', "BEGIN; SELECT idem.use_records('strict_records') \\g /dev/null\n"
+	. "SELECT token FROM idem.claim('strict', '$mark-leased-by-tenant', '{}', tenant => '$mark-tenant',
+		lease => '1 hour'); COMMIT");
 my $holder = $node->background_psql('postgres', extra_params => [ '-U', 'owner' ]);
 $holder->query_safe('BEGIN');
 push @tokens, $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open')");
 $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open', tenant => '$mark-tenant')");
 
 # The same records once more in another table.
-$node->safe_psql('postgres', "SELECT idem.create_record_table('elsewhere'); INSERT INTO elsewhere SELECT * FROM idem.record");
+$node->safe_psql('postgres', "SELECT idem.create_record_table('elsewhere');
+	INSERT INTO elsewhere SELECT * FROM idem.record");
 
 # A database in which the stranger owns everything: nothing in memory may cross over.
 $node->safe_psql('postgres', 'CREATE DATABASE mine');
@@ -105,7 +121,11 @@ sub pick { return $_[ int(rand(@_)) ] }
 
 # Of the same form, but not existing. The first two characters of a token give its kind.
 sub unheard_of { my ($text) = @_; return $text =~ s/$mark/swordfisk/r }
-sub made_up_token { my ($token) = @_; return substr($token, 0, 2) . (join '', map { pick(@base64) } 4 .. length $token) . 'A' }
+sub made_up_token
+{
+	my ($token) = @_;
+	return substr($token, 0, 2) . (join '', map { pick(@base64) } 4 .. length $token) . 'A'
+}
 
 # A token of the owner as the stranger may have it: whole, or damaged.
 sub known_token
@@ -124,21 +144,26 @@ sub maybe { my ($value) = @_; return rand() < 0.2 ? 'NULL' : $value }
 
 my @texts = ('', 'x', 'a-b', '4711', '%', 'vault', 'ünïcödé', '2026-03-04', 'x' x 300);
 my @requests = (q('{}'), q('{"amount": 1}'), q('{"swordfisk": "request"}'), q('[1, 2, null]'), q('"x"'), 'NULL');
-my @intervals = (q('1 second'), q('1 millisecond'), q('1 hour'), q('1 year'), 'NULL', 'NULL', 'NULL', 'NULL', q('-1 second'), q('0'));
+my @intervals = (q('1 second'), q('1 millisecond'), q('1 hour'), q('1 year'), 'NULL', 'NULL', 'NULL', 'NULL',
+	q('-1 second'), q('0'));
 my %by_type = (
 	jsonb => sub { pick(@requests) },
 	interval => sub { pick(@intervals) },
-	'wait interval' => sub { pick(q('0'), q('1 millisecond'), q('-1 second'), 'NULL') },    # what is waited for may never come
+	'wait interval' => sub { pick(q('0'), q('1 millisecond'), q('-1 second'),
+			'NULL') },    # what is waited for may never come
 	integer => sub { pick(-1, 0, 1, 200, 2147483647, 'NULL') },
 	bigint => sub { pick(-1, 0, 1, 1_000_000, 'NULL') },
 	boolean => sub { pick('true', 'false', 'NULL') },
 	'idem.record' => sub { q(jsonb_populate_record(NULL::idem.record, '{"key": "a"}')) },
-	'idem.claim_result' => sub { pick('NULL', (map { qq(jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "$_", "headers": {"a": "b"}}')) } qw(completed failed conflict x))) },
+	'idem.claim_result' => sub { pick('NULL', (map {
+			qq(jsonb_populate_record(NULL::idem.claim_result, '{"outcome": "$_", "headers": {"a": "b"}}')) }
+			qw(completed failed conflict x))) },
 	'idem.scope' => sub { pick('NULL', q(jsonb_populate_record(NULL::idem.scope, '{"id": 1}'))) },
 	uuid => sub { pick("'$uuid'::uuid", 'gen_random_uuid()', 'NULL::uuid') },
 	bytea => sub { pick(q('\x00ff'), q(''), 'NULL') },
 	'double precision' => sub { pick(0, 1.5, q('NaN'), -1, 'NULL') },
-	regclass => sub { pick(q('strict_records'), q('idem.record'), q('idem.scope'), q('pg_class'), '0::oid::regclass', 'NULL') },
+	regclass => sub { pick(q('strict_records'), q('idem.record'), q('idem.scope'), q('pg_class'), '0::oid::regclass',
+			'NULL') },
 	regtype => sub { pick(q('text'), q('record'), '0::oid::regtype', 'NULL') },
 	name => sub { pick(q('tenant_id'), q('digest'), q(''), 'NULL') },
 	cstring => sub { pick(q('stranger'), q('no_role'), q('10'), q('"'), 'NULL') },
@@ -168,16 +193,21 @@ my %by_name = (
 	sqlstate => sub { $same->(pick('ID001', '42501', 'x')) },
 	detail => sub { $same->(pick(@texts)) },
 	header => sub { $pair_of->(pick(@there)) },
-	argument => sub { $same->('header') }, value => sub { $same->(pick(@texts)) }, hint => sub { $same->(pick(@texts)) },
+	argument => sub { $same->('header') }, value => sub { $same->(pick(@texts)) },
+	hint => sub { $same->(pick(@texts)) },
 	outcome => sub { $same->(pick('claimed', 'conflict', 'x')) },
 	parts => sub { $pair_of->(pick(@there)) },
 	path => sub { $same->(pick('a.b', '"a', 'x[0]')) },
-	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) }, store_request => sub { $same->(pick('never', 'unfinished', 'always', 'x')) }, tenant_from => sub { $same->(pick('argument', 'role', 'x')) },);
+	weak_keys => sub { $same->(pick('allow', 'reject', 'x')) },
+	store_request => sub { $same->(pick('never', 'unfinished', 'always', 'x')) },
+	tenant_from => sub { $same->(pick('argument', 'role', 'x')) },);
 
 my $words = qr/^(?:text|anycompatible)/;
 my %function;
 for my $line (split /\n/, $node->safe_psql('postgres', <<'SQL'))
-SELECT p.oid, pronamespace::regnamespace || '.' || proname, i, coalesce(proargnames[i], ''), format_type(proargtypes[i - 1], NULL), i > pronargs - pronargdefaults, provariadic <> 0, prorettype = 'trigger'::regtype
+SELECT p.oid, pronamespace::regnamespace || '.' || proname, i, coalesce(proargnames[i], ''),
+  format_type(proargtypes[i - 1], NULL), i > pronargs - pronargdefaults, provariadic <> 0,
+  prorettype = 'trigger'::regtype
   FROM pg_proc p LEFT JOIN LATERAL generate_series(1, pronargs) i ON true
  WHERE EXISTS (SELECT FROM pg_depend WHERE classid = 'pg_proc'::regclass AND objid = p.oid AND deptype = 'e'
                   AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem'))
@@ -187,7 +217,8 @@ SQL
 	my ($oid, $name, $i, $argument, $type, $optional, $variadic) = split /\|/, $line;
 	$function{$oid}{name} = $name;
 	next if $i eq '';
-	push @{ $function{$oid}{arguments} }, { name => $argument, type => $type, optional => $optional eq 't', variadic => $variadic eq 't' };
+	push @{ $function{$oid}{arguments} }, { name => $argument, type => $type, optional => $optional eq 't',
+		variadic => $variadic eq 't' };
 }
 for my $f (values %function)
 {
@@ -213,7 +244,12 @@ sub call
 		for my $version (0, 1)
 		{
 			my $value;
-			if (!$make || $argument->{type} !~ $words) { $value = $version ? $values[0][-1] : ($by_type{"$name $argument->{type}"} // $by_type{ $argument->{type} })->(); $value =~ s/^.* => // if $version }
+			if (!$make || $argument->{type} !~ $words)
+			{
+				$value = $version ? $values[0][-1]
+					: ($by_type{"$name $argument->{type}"} // $by_type{ $argument->{type} })->();
+				$value =~ s/^.* => // if $version
+			}
 			elsif (!$pair) { $value = 'NULL' }
 			else
 			{
@@ -238,7 +274,8 @@ my @wraps = (
 	sub { "BEGIN;\nSAVEPOINT s;\n$_[0];\nROLLBACK TO s;\nSELECT 'on';\nROLLBACK;" },
 	sub { "BEGIN;\nPREPARE p AS $_[0];\nEXECUTE p;\nEXECUTE p;\nROLLBACK;\nDEALLOCATE ALL;" },
 	sub { "BEGIN;\nDECLARE c CURSOR FOR $_[0];\nFETCH ALL FROM c;\nROLLBACK;" },
-	sub { "BEGIN;\nEXPLAIN (ANALYZE, VERBOSE, BUFFERS OFF, TIMING OFF, SUMMARY OFF) EXECUTE_ME;\nROLLBACK;" =~ s/EXECUTE_ME/$_[0]/r },
+	sub { "BEGIN;\nEXPLAIN (ANALYZE, VERBOSE, BUFFERS OFF, TIMING OFF, SUMMARY OFF) EXECUTE_ME;\nROLLBACK;"
+		=~ s/EXECUTE_ME/$_[0]/r },
 	sub { <<"SQL" });
 BEGIN;
 DO \$do\$
@@ -255,27 +292,33 @@ SQL
 # Views: everything, by each column, with functions that report what they are passed, and the
 # server's query plan.
 my @queries;
-for my $view (split /\n/, $node->safe_psql('postgres', q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('v', 'm')}))
+for my $view (split /\n/, $node->safe_psql('postgres',
+		q{SELECT oid::regclass FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('v', 'm')}))
 {
 	push @queries, [ "SELECT * FROM $view WHERE true", "SELECT * FROM $view WHERE true", [] ];
 	push @queries, [ ("SELECT * FROM $view v WHERE peek(v::text)") x 2, [] ];
 	push @queries, [ ("SELECT count(*) FROM $view v") x 2, [] ];
-	for my $column (split /\n/, $node->safe_psql('postgres', "SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = '$view'::regclass AND attnum > 0 AND NOT attisdropped"))
+	for my $column (split /\n/, $node->safe_psql('postgres', "SELECT quote_ident(attname) FROM pg_attribute
+		WHERE attrelid = '$view'::regclass AND attnum > 0 AND NOT attisdropped"))
 	{
 		push @queries, [ ("SELECT * FROM $view WHERE peek($column)") x 2, [] ];
 		push @queries, [ ("SELECT $column FROM $view ORDER BY $column LIMIT 3") x 2, [] ];
 		for my $what (@there[ 0 .. 5 ], "$mark-tenant", "$mark point")
 		{
 			my @texts = @{ $pair_of->($what) };
-			push @queries, [ (map { "SELECT * FROM $view WHERE ${column}::text = " . quoted($_) } @texts), [ map { [$_] } @texts ] ];
+			push @queries, [ (map { "SELECT * FROM $view WHERE ${column}::text = " . quoted($_) } @texts),
+				[ map { [$_] } @texts ] ];
 			# The error about a text that is no jsonb repeats a part of it.
-			push @queries, [ (map { "SELECT * FROM $view WHERE $column = " . quoted($_) } @texts), [ map { [$_] } @texts ] ]
+			push @queries, [ (map { "SELECT * FROM $view WHERE $column = " . quoted($_) } @texts),
+				[ map { [$_] } @texts ] ]
 			  unless $column eq 'last_error';
-			push @queries, [ (map { "SELECT * FROM $view WHERE ${column}::text LIKE " . quoted("$_%") } @texts), [ map { [$_] } @texts ] ];
+			push @queries, [ (map { "SELECT * FROM $view WHERE ${column}::text LIKE " . quoted("$_%") } @texts),
+				[ map { [$_] } @texts ] ];
 		}
 	}
 }
-my $relations = $node->safe_psql('postgres', q{SELECT string_agg(oid::regclass::text, ' ') FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'S', 'i')});
+my $relations = $node->safe_psql('postgres', q{SELECT string_agg(oid::regclass::text, ' ') FROM pg_class
+	WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'S', 'i')});
 push @queries, [ ("SELECT * FROM $_") x 2, [] ] for 'public.elsewhere', split ' ', $relations;
 
 my @asked;    # [ [ script, script ], [ own words, own words ] ]
@@ -299,7 +342,8 @@ for my $n (1 .. $probes)
 # The planner's estimates come from the owner's rows: some tenants and keys are common.
 $node->safe_psql('postgres', <<"SQL");
 SET ROLE owner;
-SELECT count(*) FROM idem.once_each('vault', ARRAY(SELECT '$mark ' || i FROM generate_series(1, 500) i), tenant => '$mark-tenant');
+SELECT count(*) FROM idem.once_each('vault', ARRAY(SELECT '$mark ' || i FROM generate_series(1, 500) i),
+  tenant => '$mark-tenant');
 RESET ROLE;
 ANALYZE;
 SQL
@@ -316,7 +360,8 @@ sub ask
 \pset format unaligned
 \pset tuples_only on
 \pset null (null)
-CREATE FUNCTION pg_temp.peek(anyelement) RETURNS boolean COST 0.00001 LANGUAGE plpgsql AS $$ BEGIN RAISE NOTICE 'peeked: %', $1; RETURN true; END $$;
+CREATE FUNCTION pg_temp.peek(anyelement) RETURNS boolean COST 0.00001 LANGUAGE plpgsql AS $$ BEGIN
+  RAISE NOTICE 'peeked: %', $1; RETURN true; END $$;
 CREATE FUNCTION public.peek(anyelement) RETURNS boolean COST 0.00001 LANGUAGE sql AS 'SELECT pg_temp.peek($1)';
 SQL
 	print $out "\\echo <<<$_>>>\n\\warn <<<$_>>>\n$scripts[$_]\n" for 0 .. $#scripts;
@@ -389,18 +434,23 @@ for my $i (0 .. $#asked)
 	push @tells, "$scripts->[0]\n$heard[0]\n---\n$scripts->[1]\n$heard[1]" if plain($heard[0]) ne plain($heard[1]);
 }
 note 2 * @asked . ' probes: ' . join ', ', map { "$_ $heard{$_}" } sort keys %heard;
-is(scalar(@leaks), 0, 'no secret of the owner in ' . 2 * @asked . ' answers') or diag encode('UTF-8', join "\n\n", @leaks[ 0 .. ($#leaks < 4 ? $#leaks : 4) ]);
-is(scalar(@tells), 0, 'what is there and what is not sound the same') or diag encode('UTF-8', join "\n\n", @tells[ 0 .. ($#tells < 4 ? $#tells : 4) ]);
+is(scalar(@leaks), 0, 'no secret of the owner in ' . 2 * @asked . ' answers')
+  or diag encode('UTF-8', join "\n\n", @leaks[ 0 .. ($#leaks < 4 ? $#leaks : 4) ]);
+is(scalar(@tells), 0, 'what is there and what is not sound the same')
+  or diag encode('UTF-8', join "\n\n", @tells[ 0 .. ($#tells < 4 ? $#tells : 4) ]);
 cmp_ok($heard{$_} // 0, '>', 5, "several were refused with $_") for qw(42501 ID004 ID005);
 
 # The same in the stranger's own database, where it owns the scopes with those ids.
 my @mine = ask('mine', map { $_->[0] } @queries);
-is(scalar(grep { defined leak(without($mine[$_], $queries[$_][2][0])) } 0 .. $#mine), 0, 'nothing leaks into another database');
+is(scalar(grep { defined leak(without($mine[$_], $queries[$_][2][0])) } 0 .. $#mine), 0,
+	'nothing leaks into another database');
 
 # What the server shows to every role.
-my @views = map { [ "SELECT * FROM $_", "SELECT * FROM $_" ] } qw(pg_locks pg_stat_activity pg_stats pg_stat_all_tables pg_stat_all_indexes
-  pg_statio_all_tables pg_stat_user_functions pg_prepared_xacts pg_prepared_statements pg_cursors pg_stat_progress_analyze pg_stat_progress_vacuum
-  pg_shmem_allocations pg_settings pg_stat_database pg_description pg_views pg_get_backend_memory_contexts() pg_largeobject_metadata);
+my @views = map { [ "SELECT * FROM $_", "SELECT * FROM $_" ] }
+	qw(pg_locks pg_stat_activity pg_stats pg_stat_all_tables pg_stat_all_indexes pg_statio_all_tables
+	pg_stat_user_functions pg_prepared_xacts pg_prepared_statements pg_cursors pg_stat_progress_analyze
+	pg_stat_progress_vacuum pg_shmem_allocations pg_settings pg_stat_database pg_description pg_views
+	pg_get_backend_memory_contexts() pg_largeobject_metadata);
 my @public = ask('postgres', map { "$_->[0];" } @views);
 for my $i (0 .. $#views)
 {
@@ -437,7 +487,8 @@ $locker->query_safe('BEGIN; LOCK TABLE safe.none, safe.plain, safe.parted, safe.
 my ($status, $said, $stderr) = $node->psql('postgres', <<'SQL', extra_params => [ '-U', 'stranger' ]);
 SET lock_timeout = '50 ms';
 CREATE FUNCTION pg_temp.token(kind integer, relation oid) RETURNS text LANGUAGE sql AS $$
-  SELECT rtrim(translate(replace(encode(set_byte('\x00', 0, kind) || decode(md5(random()::text), 'hex') || int4send(1) || int8send((random() * 1e18)::bigint)
+  SELECT rtrim(translate(replace(encode(set_byte('\x00', 0, kind) || decode(md5(random()::text),
+    'hex') || int4send(1) || int8send((random() * 1e18)::bigint)
     || int4send(relation::bigint::bit(32)::integer), 'base64'), E'\n', ''), '+/', '-_'), '=')
 $$;
 CREATE TEMP TABLE strangers_temp (LIKE pg_catalog.pg_class);
@@ -450,9 +501,11 @@ BEGIN
   FOR relation IN
     SELECT oid, oid::regclass::text AS name FROM pg_class
     UNION ALL SELECT 1, 'a number' UNION ALL SELECT 4294967295, 'the highest number'
-    UNION ALL SELECT oid, proname FROM pg_proc WHERE proname IN ('pg_stat_file', 'now') UNION ALL SELECT oid, nspname FROM pg_namespace
+    UNION ALL SELECT oid, proname FROM pg_proc WHERE proname IN ('pg_stat_file', 'now') UNION ALL SELECT oid, nspname
+    FROM pg_namespace
   LOOP
-    FOREACH call IN ARRAY '{complete(%L), "fail(%L, jsonb_build_object(''message'', ''no''))", release(%L), renew(%L), "checkpoint(%L, ''x'')", "child_key(%L, ''x'')"}'::text[] LOOP
+    FOREACH call IN ARRAY '{complete(%L), "fail(%L, jsonb_build_object(''message'', ''no''))", release(%L), renew(%L),
+      "checkpoint(%L, ''x'')", "child_key(%L, ''x'')"}'::text[] LOOP
       asked := asked + 1;
       BEGIN
         EXECUTE format('SELECT idem.' || call, pg_temp.token(2, relation.oid));
@@ -462,34 +515,41 @@ BEGIN
           RAISE NOTICE '% of % raised % %', call, relation.name, SQLSTATE, SQLERRM;
         END IF;
       END;
-      IF EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND pg_locks.relation = relation.oid AND mode <> 'AccessShareLock') THEN
+      IF EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND pg_locks.relation = relation.oid
+        AND mode <> 'AccessShareLock') THEN
         RAISE NOTICE '% locks %', call, relation.name;
       END IF;
     END LOOP;
   END LOOP;
-  FOR relation IN SELECT oid, oid::regclass::text AS name, relname ~ 'record|twin|part$|unlogged|^elsewhere' AS may FROM pg_class UNION ALL SELECT 4294967295, 'the highest number', false LOOP
+  FOR relation IN SELECT oid, oid::regclass::text AS name, relname ~ 'record|twin|part$|unlogged|^elsewhere' AS may
+    FROM pg_class UNION ALL SELECT 4294967295, 'the highest number', false LOOP
     BEGIN
       PERFORM idem.use_records(relation.oid::regclass);
       IF NOT relation.may THEN RAISE NOTICE '% was chosen', relation.name; END IF;
     EXCEPTION WHEN OTHERS THEN
-      IF SQLSTATE NOT IN ('42501', '42809', '42P01', '55000') THEN RAISE NOTICE 'use_records(%) raised % %', relation.name, SQLSTATE, SQLERRM; END IF;
+      IF SQLSTATE NOT IN ('42501', '42809', '42P01', '55000') THEN RAISE NOTICE 'use_records(%) raised % %',
+        relation.name, SQLSTATE, SQLERRM; END IF;
     END;
   END LOOP;
   RAISE NOTICE 'asked %', CASE WHEN asked > 2000 THEN 'enough' ELSE asked::text END;
 END $do$;
 SQL
 is($status, 0, 'the stranger invented tokens');
-is(join("\n", $stderr =~ /NOTICE:  (.*)/g), 'asked enough', 'a token that names a relation says nothing about it, and does not wait for its lock; nor does a choice of a table');
+is(join("\n", $stderr =~ /NOTICE:  (.*)/g), 'asked enough',
+	'a token that names a relation says nothing about it, and does not wait for its lock; '
+	. 'nor does a choice of a table');
 $locker->query_safe('ROLLBACK');
 $locker->quit;
 
 # The stranger's own right to use a scope with the same keys is not affected.
-my (undef, $own) = $node->psql('postgres', "SELECT state FROM idem.lookup('theirs', '$mark-done')", extra_params => [ '-U', 'stranger' ]);
+my (undef, $own) = $node->psql('postgres', "SELECT state FROM idem.lookup('theirs', '$mark-done')",
+	extra_params => [ '-U', 'stranger' ]);
 is($own, 'absent', "the owner's keys are free in the stranger's scope");
 
 $holder->query_safe('ROLLBACK');
 $holder->quit;
-is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), 0, 'no key lock is left');
+is($node->safe_psql('postgres', q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'}), 0,
+	'no key lock is left');
 $node->stop;
 
 # The log lines of the stranger's statements: its own words are in its errors, the owner's are not.
@@ -499,6 +559,7 @@ cmp_ok(scalar(@lines), '>', 100, 'the log contains the stranger\'s statements');
 my %word = map { $_ => 1 } grep { defined && length } map { @$_ } map { @{ $_->[1] } } @asked;
 my $own_words = join '|', map { quotemeta } sort { length $b <=> length $a } keys %word;
 my @bad = grep { defined leak(s/$own_words/«said»/gr) } @lines;
-is(scalar(@bad), 0, 'and nothing of the owner') or diag encode('UTF-8', join "\n", @bad[ 0 .. ($#bad < 9 ? $#bad : 9) ]);
+is(scalar(@bad), 0, 'and nothing of the owner')
+  or diag encode('UTF-8', join "\n", @bad[ 0 .. ($#bad < 9 ? $#bad : 9) ]);
 log_is_clean($node);
 done_testing();

@@ -56,13 +56,18 @@ SQL
 # The storm: half of the clients die for good
 # ---------------------------------------------------------------------------------------------
 
-my @fates = ('dies at once', 'finishes', 'dies after the charge', 'finishes', 'dies at its recovery point', 'finishes', 'dies at once', 'gives up');
+my @fates = ('dies at once', 'finishes', 'dies after the charge', 'finishes', 'dies at its recovery point', 'finishes',
+	'dies at once', 'gives up');
 my ($clients, $operations) = (40, 400);
 
 # Programs run beside this one. Those that have ended are started again if they are to run for ever.
 my ($output, @programs);
 
-sub run_psql { return IPC::Run::start([ 'psql', '-Xq', '-d', $node->connstr('postgres') . " application_name=$_[0]", '-f', $_[1] ], '<', \undef, '>&', \$output); }
+sub run_psql
+{
+	return IPC::Run::start([ 'psql', '-Xq', '-d', $node->connstr('postgres') . " application_name=$_[0]", '-f', $_[1] ],
+		'<', \undef, '>&', \$output);
+}
 
 sub is_running
 {
@@ -110,7 +115,8 @@ SELECT idem.checkpoint(:'t', 'charged');
 \if :fails
 BEGIN;
 INSERT INTO given_up VALUES (:'k');
-SELECT idem.release(:'t', retry_after => idem.backoff(:attempt, '50 ms', '200 ms'), error => '{"message": "bank is closed"}');
+SELECT idem.release(:'t', retry_after => idem.backoff(:attempt, '50 ms', '200 ms'),
+  error => '{"message": "bank is closed"}');
 COMMIT;
 \else
 BEGIN;
@@ -172,13 +178,16 @@ sub of_fate
 }
 is( sql(q{SELECT count(*) FROM service JOIN recoverable USING (operation) WHERE by = 'completer'}),
 	0, 'what was charged before the recovery point is not charged again');
-is(sql('SELECT count(*) > 0 FROM recoverable WHERE ' . of_fate('dies at its recovery point')), 't', 'clients have died at theirs');
-is( sql(q{SELECT count(DISTINCT operation) FROM service WHERE by = 'completer' AND } . of_fate('dies after the charge')),
+is(sql('SELECT count(*) > 0 FROM recoverable WHERE ' . of_fate('dies at its recovery point')), 't',
+	'clients have died at theirs');
+is( sql(q{SELECT count(DISTINCT operation) FROM service WHERE by = 'completer' AND }
+		. of_fate('dies after the charge')),
 	50, 'what was charged without one is charged again, under the same key');
 is( sql('SELECT bool_or(x), NOT bool_and(x) FROM (SELECT ' . of_fate('gives up') . ' AS x FROM given_up) y'),
 	't|t', 'clients have released operations until later, and so have completers');
 is( sql(qq{SELECT outcome, count(*), count(DISTINCT response) FROM generate_series(0, $clients - 1) n,
-           generate_series(0, 9) m, LATERAL (SELECT 'op ' || n || m AS k) x, idem.try_claim('jobs', k, jsonb_build_object('amount', length(k))) GROUP BY 1}),
+           generate_series(0, 9) m, LATERAL (SELECT 'op ' || n || m AS k) x,
+           idem.try_claim('jobs', k, jsonb_build_object('amount', length(k))) GROUP BY 1}),
 	"completed|$operations|$operations", q{every late retry gets its operation's answer});
 is(locks($node), 0, 'no key lock is left');
 
@@ -220,7 +229,8 @@ SELECT pg_stat_force_next_flush();
 SQL
 my $blocks_read = q{SELECT heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit
   FROM pg_statio_user_tables WHERE relid = 'idem.record'::regclass};
-my $takes = q{SELECT string_agg(key, ',') FROM (SELECT (idem.take('jobs', lease => '1 hour')).key FROM generate_series(1, 11)) x};
+my $takes = q{SELECT string_agg(key, ',') FROM (SELECT (idem.take('jobs', lease => '1 hour')).key
+	FROM generate_series(1, 11)) x};
 my $in_order = join ',', map { "due $_" } reverse 1 .. 10;
 
 sub blocks_read_by
@@ -242,7 +252,8 @@ sql(<<"SQL");
 DROP INDEX idem.$index;
 UPDATE idem.record SET lease_end = now() - substr(key, 5)::integer * interval '1 s' WHERE state = 'p';
 SQL
-cmp_ok(blocks_read_by($takes, $in_order, 'without the index, the same are taken'), '>', $table_blocks, 'by reading the table');
+cmp_ok(blocks_read_by($takes, $in_order, 'without the index, the same are taken'), '>', $table_blocks,
+	'by reading the table');
 
 log_is_clean($node, killed => 1);
 $node->stop;

@@ -1,5 +1,6 @@
 # An update to a next version, which the test makes up: one more column of the records, one more
-# setting of scopes and one more function; and a version before, without the last setting. docs/releasing.md has its rules. The server is a copy of the installed one, because the
+# setting of scopes and one more function; and a version before, without the last setting. docs/releasing.md has its
+# rules. The server is a copy of the installed one, because the
 # scripts of the next version must be where the server looks for them.
 use strict;
 use warnings;
@@ -29,8 +30,10 @@ links($at{bindir}, "$copy$at{bindir}", map { $_ => 1 } @programs);
 links($at{sharedir}, "$copy$at{sharedir}", extension => 1);
 # idem may be installed in a directory of its own: see tools/stage.
 my $config = slurp_file($ENV{TEMP_CONFIG} // '/dev/null');
-my $idem = $config =~ /^extension_destdir = '(.*)'/m ? "$1$at{sharedir}" : $config =~ /^extension_control_path = '(.*?):/m ? $1 : $at{sharedir};
-links("$at{sharedir}/extension", "$copy$at{sharedir}/extension", map { basename($_) => 1 } glob "$at{sharedir}/extension/idem[.-]*");
+my $idem = $config =~ /^extension_destdir = '(.*)'/m ? "$1$at{sharedir}"
+	: $config =~ /^extension_control_path = '(.*?):/m ? $1 : $at{sharedir};
+links("$at{sharedir}/extension", "$copy$at{sharedir}/extension",
+	map { basename($_) => 1 } glob "$at{sharedir}/extension/idem[.-]*");
 my $library = $config =~ /^dynamic_library_path = '(.*?):/m ? $1 : $at{pkglibdir};
 links($at{pkglibdir}, "$copy$at{pkglibdir}", 'idem.so' => 1);
 symlink "$library/idem.so", "$copy$at{pkglibdir}/idem.so" or die $!;
@@ -59,17 +62,23 @@ my $script = slurp_file("$idem/extension/idem--$current.sql");
 put("idem--$current.sql", $script);
 my $before = '0.99.0';
 my $shorter = $script;
-ok($shorter =~ s/^    records             boolean     NOT NULL DEFAULT false,\n//m && $shorter =~ s/,\n        records(?=\n    FROM idem\.scope)//
-	  && $shorter =~ s/^COMMENT ON COLUMN idem\.scopes\.records IS.*?;\n//ms, 'the version before has one setting less');
+ok($shorter =~ s/^    records             boolean     NOT NULL DEFAULT false,\n//m
+	&& $shorter =~ s/,\n        records(?=\n    FROM idem\.scope)//
+	  && $shorter =~ s/^COMMENT ON COLUMN idem\.scopes\.records IS.*?;\n//ms,
+	  'the version before has one setting less');
 put("idem--$before.sql", $shorter);
-ok($script =~ s/^    extra_attempts      integer,$/$&\n    note                text,/m, 'the next version has one more column');
+ok($script =~ s/^    extra_attempts      integer,$/$&\n    note                text,/m,
+	'the next version has one more column');
 my $colour = q{colour              text        NOT NULL DEFAULT 'grey'};
-ok($script =~ s/^    records             boolean     NOT NULL DEFAULT false,$/$&\n    $colour,/m && $script =~ s/^        records(?=\n    FROM idem\.scope)/        records,\n        colour/m,
+ok($script =~ s/^    records             boolean     NOT NULL DEFAULT false,$/$&\n    $colour,/m
+	&& $script =~ s/^        records(?=\n    FROM idem\.scope)/        records,\n        colour/m,
 	'and one more setting of scopes');
 my ($view) = $script =~ /^CREATE (VIEW idem\.scopes .*?;\n)/ms;
 put("idem--$next.sql", "$script$function");
 my ($rule) = slurp_file("$ENV{TESTDIR}/docs/releasing.md") =~ /^  ```sql\n(  DO .*?)^  ```/ms;
-put("idem--$current--$next.sql", "ALTER TABLE idem.record ADD COLUMN note text;\nALTER TABLE idem.scope ADD COLUMN $colour;\nCREATE OR REPLACE $view" . ($rule =~ s/new_column integer/note text/r) . $function);
+put("idem--$current--$next.sql", "ALTER TABLE idem.record ADD COLUMN note text;\n"
+	. "ALTER TABLE idem.scope ADD COLUMN $colour;\nCREATE OR REPLACE $view"
+	. ($rule =~ s/new_column integer/note text/r) . $function);
 
 my $own = join "\n", map { "$_ = ''" } $config =~ /^(extension_destdir)/m;
 $own .= "\nextension_control_path = '\$system'" if $config =~ /^extension_control_path/m;
@@ -82,34 +91,45 @@ my $inventory = <<'SQL';
 WITH member AS (SELECT classid, objid FROM pg_depend WHERE deptype = 'e' AND refclassid = 'pg_extension'::regclass
                    AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem')),
      rights (classid, objid, acl) AS (
-        SELECT 'pg_proc'::regclass, oid, proacl FROM pg_proc UNION ALL SELECT 'pg_class'::regclass, oid, relacl FROM pg_class
-        UNION ALL SELECT 'pg_namespace'::regclass, oid, nspacl FROM pg_namespace UNION ALL SELECT 'pg_type'::regclass, oid, typacl FROM pg_type),
+        SELECT 'pg_proc'::regclass, oid, proacl FROM pg_proc UNION ALL SELECT 'pg_class'::regclass, oid, relacl
+        FROM pg_class
+        UNION ALL SELECT 'pg_namespace'::regclass, oid, nspacl FROM pg_namespace UNION ALL SELECT 'pg_type'::regclass,
+        oid, typacl FROM pg_type),
      line AS (
-        SELECT pg_describe_object(classid, objid, 0) AS object, obj_description(objid, classid::regclass::name) AS words FROM member
+        SELECT pg_describe_object(classid, objid, 0) AS object, obj_description(objid, classid::regclass::name) AS words
+        FROM member
         UNION ALL
-        SELECT pg_describe_object(classid, objid, 0), 'may ' || a FROM member JOIN rights USING (classid, objid), unnest(acl) a
+        SELECT pg_describe_object(classid, objid, 0), 'may ' || a FROM member JOIN rights USING (classid, objid),
+        unnest(acl) a
         UNION ALL
-        SELECT pg_describe_object(classid, objid, 0), 'at first ' || a FROM member JOIN pg_init_privs ON objoid = objid AND classoid = classid, unnest(initprivs) a
+        SELECT pg_describe_object(classid, objid, 0), 'at first ' || a FROM member JOIN pg_init_privs ON objoid = objid
+        AND classoid = classid, unnest(initprivs) a
         UNION ALL
         SELECT objid::regprocedure::text, pg_get_functiondef(objid) FROM member WHERE classid = 'pg_proc'::regclass
         UNION ALL
-        SELECT objid::regclass::text, concat_ws(' ', relkind, reloptions, CASE relkind WHEN 'v' THEN pg_get_viewdef(objid) END)
+        SELECT objid::regclass::text, concat_ws(' ', relkind, reloptions, CASE relkind WHEN 'v'
+        THEN pg_get_viewdef(objid) END)
           FROM member JOIN pg_class ON oid = objid WHERE classid = 'pg_class'::regclass
         UNION ALL
-        SELECT objid::regclass || '.' || attname, concat_ws(' ', attnum, format_type(atttypid, atttypmod), attnotnull, attstorage, pg_get_expr(adbin, adrelid))
-          FROM member JOIN pg_attribute a ON attrelid = objid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+        SELECT objid::regclass || '.' || attname, concat_ws(' ', attnum, format_type(atttypid, atttypmod), attnotnull,
+        attstorage, pg_get_expr(adbin, adrelid))
+          FROM member JOIN pg_attribute a ON attrelid = objid LEFT JOIN pg_attrdef ON adrelid = attrelid
+          AND adnum = attnum
          WHERE classid = 'pg_class'::regclass AND NOT attisdropped
         UNION ALL
-        SELECT c.relname || '.' || attname, col_description(c.oid, attnum) FROM pg_class c JOIN pg_attribute a ON attrelid = c.oid
+        SELECT c.relname || '.' || attname, col_description(c.oid, attnum) FROM pg_class c JOIN pg_attribute a
+        ON attrelid = c.oid
          WHERE relnamespace = 'idem'::regnamespace AND relkind = 'c'
         UNION ALL
-        SELECT conrelid::regclass::text, pg_get_constraintdef(c.oid) FROM member JOIN pg_constraint c ON conrelid = objid
+        SELECT conrelid::regclass::text, pg_get_constraintdef(c.oid) FROM member JOIN pg_constraint c
+        ON conrelid = objid
          WHERE classid = 'pg_class'::regclass
         UNION ALL
         SELECT indrelid::regclass::text, pg_get_indexdef(indexrelid) FROM member JOIN pg_index ON indrelid = objid
          WHERE classid = 'pg_class'::regclass
         UNION ALL
-        SELECT tgrelid::regclass::text, concat_ws(' ', pg_get_triggerdef(t.oid), tgenabled) FROM member JOIN pg_trigger t ON tgrelid = objid
+        SELECT tgrelid::regclass::text, concat_ws(' ', pg_get_triggerdef(t.oid), tgenabled) FROM member
+        JOIN pg_trigger t ON tgrelid = objid
          WHERE classid = 'pg_class'::regclass
         UNION ALL
         SELECT config::regclass::text, 'is dumped ' || condition
@@ -139,11 +159,13 @@ my $token = $sql->('updated', q{SELECT token FROM idem.claim('orders', 'leased',
 
 # The update waits for the transactions that hold claims.
 my $session = $node->background_psql('updated', on_error_stop => 1);
-$session->query_safe(q{BEGIN; SELECT set_config('my.token', token, false) FROM idem.claim('orders', 'open', '{"n": 4}')});
+$session->query_safe(q{BEGIN; SELECT set_config('my.token', token, false)
+	FROM idem.claim('orders', 'open', '{"n": 4}')});
 my $said = '';
 my $update = IPC::Run::start([ 'psql', '-XqAt', '-d', $node->connstr('updated') . " application_name='update'",
 		'-c', 'ALTER EXTENSION idem UPDATE' ], '2>', \$said);
-$node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'update' AND wait_event_type = 'Lock'})
+$node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'update'
+	AND wait_event_type = 'Lock'})
   or do { $update->finish; die "the update does not wait: $said" };
 $session->query_safe(q{SELECT idem.complete(current_setting('my.token')); COMMIT});
 $session->quit;
@@ -152,30 +174,41 @@ is($said, '', 'the update says nothing');
 is($sql->('updated', q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $next, "it leads to $next");
 is($sql->('updated', $inventory), $fresh, 'an update makes what CREATE EXTENSION makes');
 
-is($sql->('updated', q{SELECT count(*) FROM pg_attribute WHERE attrelid IN ('elsewhere'::regclass, 'of_42'::regclass, 'of_all'::regclass) AND attname = 'note'}),
+is($sql->('updated', q{SELECT count(*) FROM pg_attribute WHERE attrelid IN ('elsewhere'::regclass, 'of_42'::regclass,
+	'of_all'::regclass) AND attname = 'note'}),
 	3, 'the rule of docs/releasing.md adds the column to record tables and partitions');
 
 # The library knows one column less, and goes on.
-my $outcome = sub { my ($key, $n) = @_; return $sql->('updated', qq{SELECT outcome, response FROM idem.try_claim('orders', '$key', '{"n": $n}')}) };
+my $outcome = sub {
+	my ($key, $n) = @_;
+	return $sql->('updated', qq{SELECT outcome, response FROM idem.try_claim('orders', '$key', '{"n": $n}')})
+};
 is($outcome->('done', 1), 'completed|{"order": 1}', 'a replay is answered');
 is($outcome->('done', 2), 'conflict|', 'a conflict is one');
 is($outcome->('open', 4), 'completed|', 'the claim that was open is answered');
 is($outcome->('leased', 3), 'in_progress|', 'a lease holds');
 is($sql->('updated', qq{SELECT idem.complete('$token', '{"order": 3}')}), '{"order": 3}', 'and its token completes it');
-is($sql->('updated', q{BEGIN; SELECT idem.use_records('elsewhere'); SELECT response FROM idem.claim('orders', 'there', '{"n": 2}', '42'); COMMIT}),
+is($sql->('updated', q{BEGIN; SELECT idem.use_records('elsewhere');
+	SELECT response FROM idem.claim('orders', 'there', '{"n": 2}', '42'); COMMIT}),
 	"\n" . '{"order": 2}', 'a record in another table is found');
 $sql->('updated', q{UPDATE idem.record SET note = 'seen' WHERE key = 'done'});
 is($sql->('updated', q{SELECT idem.note_of('orders', 'done')}), 'seen', 'the new function reads the new column');
 
-is($sql->('updated', q{SELECT ttl, colour FROM idem.scopes WHERE name = 'orders'}), '24:00:00|grey', 'a scope has the default of the new setting');
-$sql->('updated', q{SELECT idem.create_scope('later', settings => '{ttl=1 hour}'), idem.alter_scope('orders', ttl => '2 hours')});
-is($sql->('updated', q{SELECT idem.scope_ddl(name) ~ 'owner' FROM idem.scopes}), "t\nt", 'the library goes on with scopes too');
+is($sql->('updated', q{SELECT ttl, colour FROM idem.scopes WHERE name = 'orders'}), '24:00:00|grey',
+	'a scope has the default of the new setting');
+$sql->('updated', q{SELECT idem.create_scope('later', settings => '{ttl=1 hour}'),
+	idem.alter_scope('orders', ttl => '2 hours')});
+is($sql->('updated', q{SELECT idem.scope_ddl(name) ~ 'owner' FROM idem.scopes}), "t\nt",
+	'the library goes on with scopes too');
 
 # The new library, until the update of the extension.
 $sql->('before', "CREATE EXTENSION idem VERSION '$before'");
-$sql->('before', q{SELECT idem.create_scope('orders', ttl => '1 hour'), idem.alter_scope('orders', settings => '{max_attempts=3}')});
-is($sql->('before', q{SELECT idem.once('orders', 'k'), idem.once('orders', 'k')}), 't|f', 'a setting without a column has its default');
-like($sql->('before', q{SELECT idem.scope_ddl('orders')}), qr/ttl => '01:00:00', max_attempts => 3, owner/, 'also in the statement that creates the scope');
+$sql->('before', q{SELECT idem.create_scope('orders', ttl => '1 hour'),
+	idem.alter_scope('orders', settings => '{max_attempts=3}')});
+is($sql->('before', q{SELECT idem.once('orders', 'k'), idem.once('orders', 'k')}), 't|f',
+	'a setting without a column has its default');
+like($sql->('before', q{SELECT idem.scope_ddl('orders')}), qr/ttl => '01:00:00', max_attempts => 3, owner/,
+	'also in the statement that creates the scope');
 my ($status, undef, $refusal) = $node->psql('before', q{\set VERBOSITY verbose
 SELECT idem.create_scope('away', settings => '{records=true}')});
 like($refusal, qr/ERROR:  55000: /, 'another value is refused');

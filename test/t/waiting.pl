@@ -53,15 +53,19 @@ SQL
 	my $dropper = $node->background_psql('postgres', on_error_stop => 0);
 	my $dropping = $dropper->query_safe('SELECT pg_backend_pid()');
 	$dropper->query_until(qr/dropping/, "\\echo dropping\nDROP DATABASE scratch;\n");
-	$node->poll_query_until('postgres', "SELECT wait_event = 'ProcSignalBarrier' FROM pg_stat_activity WHERE pid = $dropping")
+	$node->poll_query_until('postgres', "SELECT wait_event = 'ProcSignalBarrier' FROM pg_stat_activity
+		WHERE pid = $dropping")
 	  or die 'DROP DATABASE does not wait';
 	sleep 6;
 	kill 'CONT', $pid;
-	ok($node->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $pid"), 'the wait ends');
+	ok($node->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $pid"),
+		'the wait ends');
 	SKIP:
 	{
-		skip 'after a lock_timeout, the server itself sees to the request at its next interrupt', 1 if managed_edition();
-		ok($node->poll_query_until('postgres', q{SELECT NOT EXISTS (SELECT FROM pg_database WHERE datname = 'scratch')}),
+		skip 'after a lock_timeout, the server itself sees to the request at its next interrupt', 1
+		  if managed_edition();
+		ok($node->poll_query_until('postgres',
+				q{SELECT NOT EXISTS (SELECT FROM pg_database WHERE datname = 'scratch')}),
 			'no session waits for a backend whose wait has ended');
 	}
 	$holder->query_safe('ROLLBACK');
@@ -84,7 +88,8 @@ SQL
 	kill 'STOP', $pid;
 	sleep 11;
 	kill 'CONT', $pid;
-	ok($node->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $pid"), 'statement_timeout is not lost in a wait');
+	ok($node->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $pid"),
+		'statement_timeout is not lost in a wait');
 	$node->safe_psql('postgres', "SELECT pg_cancel_backend($pid)");
 	$holder->query_safe('ROLLBACK');
 	$_->quit for $waiter, $holder;
@@ -130,13 +135,16 @@ SQL
 	my %refused = (
 		'a key lock' => [
 			q{claim('patient', 'busy')}, q{claim('patient', 'busy', lease => '1 hour')}, q{once('patient', 'busy')},
-			q{execute('patient', 'busy', 'pays(jsonb)', '{}')}, q{cancel('patient', 'busy')}, q{revoke('patient', 'busy')},
+			q{execute('patient', 'busy', 'pays(jsonb)', '{}')}, q{cancel('patient', 'busy')},
+			q{revoke('patient', 'busy')},
 			q{forget('patient', 'busy')}, q{erase('patient', 'busy')},
 			q{advance('patient', 'source', 2)}, q{reset_stream('patient', 'source')},
-			q{complete(kept('renewed'))}, q{fail(kept('renewed'), '{"message": "no"}')}, q{release(kept('renewed'))}, q{renew(kept('renewed'))},
+			q{complete(kept('renewed'))}, q{fail(kept('renewed'), '{"message": "no"}')}, q{release(kept('renewed'))},
+			q{renew(kept('renewed'))},
 			q{checkpoint(kept('renewed'), 'here')} ],
 		'a lease' => [
-			q{claim('patient', 'leased')}, q{once('patient', 'leased')}, q{forget('patient', 'leased')}, q{erase('patient', 'leased')},
+			q{claim('patient', 'leased')}, q{once('patient', 'leased')}, q{forget('patient', 'leased')},
+			q{erase('patient', 'leased')},
 			q{forget_tenant('patient', 'other')}, q{erase_tenant('patient', 'other', true)} ],
 		'a locked row' => [
 			q{claim('patient', 'lapsed', lease => '1 hour')}, q{once('patient', 'lapsed')}, q{complete(kept('locked'))},
@@ -156,7 +164,8 @@ SQL
 	my $run = sub {
 		my ($settings, $sql, $expected, $title) = @_;
 		my %run = (expected => $expected, title => $title, out => '');
-		$run{harness} = IPC::Run::start([ 'psql', '-XAtq', '-v', 'VERBOSITY=verbose', '-c', $settings, '-c', $sql, $node->connstr('postgres') ],
+		$run{harness} = IPC::Run::start([ 'psql', '-XAtq', '-v', 'VERBOSITY=verbose', '-c', $settings, '-c', $sql,
+				$node->connstr('postgres') ],
 			'<', \undef, '>&', \$run{out});
 		push @runs, \%run;
 	};
@@ -167,25 +176,32 @@ SQL
 			like($run->{out}, $run->{expected}, $run->{title});
 		}
 	};
-	my $told = qr/ERROR:  ID001: .*HINT:  .*\bafter \d+\.\d seconds, or raise "statement_timeout".*DATATYPE NAME:  [1-9]/s;
+	my $told =
+		qr/ERROR:  ID001: .*HINT:  .*\bafter \d+\.\d seconds, or raise "statement_timeout".*DATATYPE NAME:  [1-9]/s;
 	for my $what (sort keys %refused)
 	{
 		for my $call (@{ $refused{$what} })
 		{
-			my $expected = $call =~ /^(forget|erase).*(leased|other)/ ? qr/ERROR:  ID001: .*DATATYPE NAME:  [1-9]/s : $told;
-			$run->("SET statement_timeout = '5 s'", "SELECT * FROM idem.$call", $expected, "ID001 instead of 57014, at $what: $call");
+			my $expected = $call =~ /^(forget|erase).*(leased|other)/ ? qr/ERROR:  ID001: .*DATATYPE NAME:  [1-9]/s
+				: $told;
+			$run->("SET statement_timeout = '5 s'", "SELECT * FROM idem.$call", $expected,
+				"ID001 instead of 57014, at $what: $call");
 		}
 	}
-	$run->("SET statement_timeout = '5 s'", "SELECT $_", qr/^\Q$answered{$_}\E$/, "a row instead of 57014: $_") for sort keys %answered;
+	$run->("SET statement_timeout = '5 s'", "SELECT $_", qr/^\Q$answered{$_}\E$/, "a row instead of 57014: $_")
+	  for sort keys %answered;
 	$run->("SET statement_timeout = '5 s'; SET lock_timeout = '4.9 s'", q{SELECT idem.claim('patient', 'busy')}, $told,
 		'a lock_timeout that would leave no time to answer');
-	$run->("SET statement_timeout = '5 s'", "SELECT catches('busy')", qr/^told$/, 'a statement that catches ID001 ends well');
+	$run->("SET statement_timeout = '5 s'", "SELECT catches('busy')", qr/^told$/,
+		'a statement that catches ID001 ends well');
 	$end_runs->();
 	is($node->safe_psql('postgres', 'SELECT * FROM noted'), 'busy|t', 'what it does then is committed');
 
-	$run->("SET statement_timeout = '1 min'; SET lock_timeout = '200 ms'", "SELECT * FROM idem.$_", qr/ERROR:  55P03/, "a shorter lock_timeout raises 55P03: $_")
+	$run->("SET statement_timeout = '1 min'; SET lock_timeout = '200 ms'", "SELECT * FROM idem.$_", qr/ERROR:  55P03/,
+		"a shorter lock_timeout raises 55P03: $_")
 	  for map { @$_ } values %refused;
-	$run->("SET statement_timeout = '1 min'; SET lock_timeout = '200 ms'", "SELECT $_", qr/ERROR:  55P03/, "a shorter lock_timeout raises 55P03: $_")
+	$run->("SET statement_timeout = '1 min'; SET lock_timeout = '200 ms'", "SELECT $_", qr/ERROR:  55P03/,
+		"a shorter lock_timeout raises 55P03: $_")
 	  for sort keys %answered;
 	$end_runs->();
 
@@ -200,7 +216,8 @@ SQL
 	my $state = '57014';
 	for (my $tries = 0; $state eq '57014' && $tries < 100; ++$tries)
 	{
-		$state = sqlstate($node, "SELECT FROM idem.lookup('patient', 'busy');\nSET statement_timeout = '45 ms';\nSELECT idem.claim('patient', 'busy');");
+		$state = sqlstate($node, "SELECT FROM idem.lookup('patient', 'busy');\nSET statement_timeout = '45 ms';\n"
+			. "SELECT idem.claim('patient', 'busy');");
 	}
 	is($state, 'ID001', 'with less than 50 ms left, the answer comes at once');
 
@@ -209,7 +226,8 @@ SQL
 	{
 		skip 'the SQL edition knows only the setting', 2 if managed_edition();
 		$node->safe_psql('postgres', "ALTER FUNCTION catches SET statement_timeout = 0");
-		is($node->safe_psql('postgres', "SET statement_timeout = '2 s'; SELECT catches('busy')"), 'told', 'a function without the timeout runs under that of its caller');
+		is($node->safe_psql('postgres', "SET statement_timeout = '2 s'; SELECT catches('busy')"), 'told',
+			'a function without the timeout runs under that of its caller');
 		$node->safe_psql('postgres', "ALTER FUNCTION catches SET statement_timeout = '1 ms'");
 		my $waiter = $node->background_psql('postgres');
 		my $pid = $waiter->query_safe('SELECT pg_backend_pid()');

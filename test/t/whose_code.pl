@@ -28,8 +28,10 @@ BEGIN
   BEGIN SET SESSION AUTHORIZATION DEFAULT; EXCEPTION WHEN OTHERS THEN NULL; END;
   INSERT INTO app.ran VALUES (current_user, current_setting('search_path'));
 END $$;
-CREATE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN 'x'; END $$;
-CREATE FUNCTION app.is_good(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN true; END $$;
+CREATE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN 'x';
+END $$;
+CREATE FUNCTION app.is_good(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil();
+RETURN true; END $$;
 RESET ROLE;
 SELECT idem.create_scope('answers', answer_ttl => '1 millisecond'), idem.create_scope('short', ttl => '1 millisecond');
 SQL
@@ -48,7 +50,10 @@ SQL
 }
 # Answers that are left, and expired records that are.
 sub left { return sql(q{SELECT count(response), count(*) FILTER (WHERE expires < now()) FROM idem.record}); }
-sub purge_health { return sql(q{SELECT detail || ' ' || hint FROM idem.health() WHERE check_name = 'purge' AND detail ~ 'reach'}); }
+sub purge_health
+{
+	return sql(q{SELECT detail || ' ' || hint FROM idem.health() WHERE check_name = 'purge' AND detail ~ 'reach'});
+}
 
 sub by_worker
 {
@@ -56,7 +61,8 @@ sub by_worker
 	$node->reload;
 	ok($node->poll_query_until('postgres', q{SELECT count(*) FILTER (WHERE expires < now()) = 0 FROM idem.record}),
 		'the worker purges what has expired');
-	ok($node->poll_query_until('postgres', 'SELECT count(*) = ' . shift . ' FROM idem.record WHERE response IS NOT NULL'),
+	ok($node->poll_query_until('postgres', 'SELECT count(*) = ' . shift
+			. ' FROM idem.record WHERE response IS NOT NULL'),
 		'and goes on');
 	sleep 1;    # and once more
 	configure_purge($node, 'idem.purge_naptime', '0');
@@ -96,21 +102,26 @@ is(sql($ran), 'app: pg_catalog, pg_temp', 'is written as that role, too');
 
 # It takes its time, and what another role owns goes on.
 fill();
-sql(q{CREATE OR REPLACE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(CASE WHEN $1 IS NULL THEN 3600 END); RETURN 'x'; END $$;
+sql(q{CREATE OR REPLACE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+	PERFORM pg_sleep(CASE WHEN $1 IS NULL THEN 3600 END); RETURN 'x'; END $$;
 SELECT idem.create_record_table('other_table');
-INSERT INTO other_table (digest, created, expires, scope, state, tenant, key) SELECT gen_random_uuid(), now(), now(), 1, 'c', '', 'k' || i FROM generate_series(1, 100) i});
+INSERT INTO other_table (digest, created, expires, scope, state, tenant, key) SELECT gen_random_uuid(), now(), now(), 1,
+'c', '', 'k' || i FROM generate_series(1, 100) i});
 $node->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
 $node->reload;
-ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM other_table}), 'a function that takes long does not stop the purge of others');
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 0 FROM other_table}),
+	'a function that takes long does not stop the purge of others');
 like(purge_health(), qr/57014/, 'and health() says so');
 configure_purge($node, 'idem.purge_naptime', '0');
-sql(q{DROP TABLE other_table; CREATE OR REPLACE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN 'x'; END $$;
+sql(q{DROP TABLE other_table; CREATE OR REPLACE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql
+	AS $$ BEGIN PERFORM app.evil(); RETURN 'x'; END $$;
 SELECT idem.purge()});
 
 # PostgreSQL calls a function with constant arguments when it plans a query. take() needs none to find
 # the index of unfinished operations, and health() plans as the owner of the table.
 fill();
-sql(q{CREATE INDEX part_of_app ON idem.record (scope) WHERE app.is_good('x'); DROP INDEX idem.record_unfinished; TRUNCATE app.ran});
+sql(q{CREATE INDEX part_of_app ON idem.record (scope) WHERE app.is_good('x'); DROP INDEX idem.record_unfinished;
+	TRUNCATE app.ran});
 sql(q{SET search_path = app, public; SELECT * FROM idem.health(); SELECT * FROM idem.take('answers')});
 is(sql($ran), 'app: pg_catalog, pg_temp', 'health() runs no function of another role but as this role');
 sql('DROP INDEX idem.of_app, idem.part_of_app; ALTER TABLE idem.record OWNER TO postgres');
@@ -120,16 +131,23 @@ sql(<<'SQL');
 GRANT TRIGGER, REFERENCES, SELECT ON idem.record TO app;
 CREATE FUNCTION app.trigger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil(); RETURN NULL; END $$;
 ALTER FUNCTION app.trigger() OWNER TO app;
-CREATE FUNCTION public.notes() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO app.ran VALUES (current_user, current_setting('search_path')); RETURN NULL; END $$;
+CREATE FUNCTION public.notes() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO app.ran
+  VALUES (current_user, current_setting('search_path')); RETURN NULL; END $$;
 SQL
 for my $case (
-	[ 'a function of another role', 'CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()',
-		qr/deletes nothing\. Trigger "x" calls function "trigger" of another role than the table's owner, .* Review function "trigger"/ ],
-	[ 'the same, for statements', 'CREATE TRIGGER x AFTER DELETE ON idem.record EXECUTE FUNCTION app.trigger()', qr/Trigger "x" calls function "trigger"/ ],
-	[ 'a function that would run when the transaction ends', 'CREATE CONSTRAINT TRIGGER x AFTER DELETE ON idem.record DEFERRABLE FOR EACH ROW EXECUTE FUNCTION public.notes()', qr/Trigger "x" may be deferred/ ],
-	[ 'a foreign key that changes a table of another role', 'SET ROLE app; CREATE TABLE app.referring (digest uuid REFERENCES idem.record ON DELETE CASCADE);
+	[ 'a function of another role', 'CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW
+		EXECUTE FUNCTION app.trigger()',
+		qr/deletes nothing\. Trigger "x" calls function "trigger" of another role than the table's owner, .* Review /
+	],
+	[ 'the same, for statements', 'CREATE TRIGGER x AFTER DELETE ON idem.record EXECUTE FUNCTION app.trigger()',
+		qr/Trigger "x" calls function "trigger"/ ],
+	[ 'a function that would run when the transaction ends', 'CREATE CONSTRAINT TRIGGER x AFTER DELETE
+		ON idem.record DEFERRABLE FOR EACH ROW EXECUTE FUNCTION public.notes()', qr/Trigger "x" may be deferred/ ],
+	[ 'a foreign key that changes a table of another role',
+		'SET ROLE app; CREATE TABLE app.referring (digest uuid REFERENCES idem.record ON DELETE CASCADE);
 		CREATE TRIGGER x AFTER DELETE ON app.referring FOR EACH ROW EXECUTE FUNCTION app.trigger(); RESET ROLE',
-		qr/Trigger "RI_\w+" of a foreign key changes the rows/, 'INSERT INTO app.referring SELECT digest FROM idem.record' ],)
+		qr/Trigger "RI_\w+" of a foreign key changes the rows/,
+		'INSERT INTO app.referring SELECT digest FROM idem.record' ],)
 {
 	my ($what, $plant, $found, $use) = @$case;
 	sql($plant);
@@ -148,9 +166,14 @@ for my $case (
 	sql('DROP TRIGGER IF EXISTS x ON idem.record; DROP TABLE IF EXISTS app.referring');
 }
 for my $case (
-	[ 'a function of a superuser', 'CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION public.notes()', 'postgres: pg_catalog, pg_temp' ],
-	[ 'a function with the rights of its owner', 'ALTER FUNCTION app.trigger() SECURITY DEFINER; CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()', 'app: pg_catalog, pg_temp' ],
-	[ 'a function of the role that owns the table', 'ALTER FUNCTION app.trigger() SECURITY INVOKER; ALTER TABLE idem.record OWNER TO app; CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()', 'app: pg_catalog, pg_temp' ],)
+	[ 'a function of a superuser', 'CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW
+		EXECUTE FUNCTION public.notes()', 'postgres: pg_catalog, pg_temp' ],
+	[ 'a function with the rights of its owner', 'ALTER FUNCTION app.trigger() SECURITY DEFINER;
+		CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()',
+		'app: pg_catalog, pg_temp' ],
+	[ 'a function of the role that owns the table', 'ALTER FUNCTION app.trigger() SECURITY INVOKER;
+		ALTER TABLE idem.record OWNER TO app; CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW
+		EXECUTE FUNCTION app.trigger()', 'app: pg_catalog, pg_temp' ],)
 {
 	my ($what, $plant, $as) = @$case;
 	sql($plant);
@@ -170,10 +193,12 @@ sql('ALTER TABLE idem.record OWNER TO postgres; REVOKE ALL ON idem.record FROM a
 for my $run (\&by_superuser, sub { by_worker(1) })
 {
 	fill();
-	sql(q{CREATE INDEX divides ON idem.record ((1 / (length(coalesce(response::text, '')) + CASE key WHEN 'bad' THEN 0 ELSE 1 END)))});
+	sql(q{CREATE INDEX divides
+		ON idem.record ((1 / (length(coalesce(response::text, '')) + CASE key WHEN 'bad' THEN 0 ELSE 1 END)))});
 	# Expired records before it are deleted in an attempt that is rolled back, and then again.
 	sql(q{INSERT INTO idem.record (digest, created, expires, scope, state, tenant, key)
-		SELECT gen_random_uuid(), now(), now(), s.id, 'c', '', 'expired ' || i FROM idem.scope s, generate_series(1, 50) i WHERE s.name = 'answers';
+		SELECT gen_random_uuid(), now(), now(), s.id, 'c', '', 'expired ' || i FROM idem.scope s,
+		generate_series(1, 50) i WHERE s.name = 'answers';
 		UPDATE idem.record SET tenant = tenant WHERE key = 'bad'});
 	my $purged = q{SELECT coalesce(sum(purged), 0) FROM idem.stats WHERE scope = 'answers'};
 	my $before = sql($purged);
@@ -182,7 +207,8 @@ for my $run (\&by_superuser, sub { by_worker(1) })
 	is(sql($purged) - $before, 50, 'what was rolled back is not counted');
 	is(left(), '1|0', 'a row that cannot be written is passed over');
 	is(sql(q{SELECT string_agg(i.key, ',') FROM idem.record i WHERE response IS NOT NULL}), 'bad', 'and only that row');
-	like(purge_health(), qr/idem.record. It has passed over rows from block 0 on, because of an error with the SQLSTATE 22012. The server's log/,
+	like(purge_health(),
+		qr/idem.record. It has passed over rows from block 0 on, because of an error with the SQLSTATE 22012. The /,
 		'health() says so');
 	my $times = () = slurp_file($node->logfile, $offset) =~ /SQLSTATE 22012 was raised: division by zero/g;
 	is($times, 1, 'and so does the log, once');
@@ -210,7 +236,8 @@ for my $run (\&by_superuser, sub { by_worker(1) })
 # One table that cannot be read.
 sql(<<'SQL');
 SELECT idem.create_record_table('broken');
-INSERT INTO broken (digest, created, expires, scope, state, tenant, key) SELECT gen_random_uuid(), now(), now(), 1, 'c', '', 'k' || i FROM generate_series(1, 100) i;
+INSERT INTO broken (digest, created, expires, scope, state, tenant, key) SELECT gen_random_uuid(), now(), now(), 1, 'c',
+  '', 'k' || i FROM generate_series(1, 100) i;
 SQL
 my $file = $node->data_dir . '/' . sql(q{SELECT pg_relation_filepath('broken')});
 fill();
@@ -225,7 +252,8 @@ for my $run (\&by_superuser, sub { by_worker(0) })
 	fill();
 	$run->();
 	is(left(), '0|0', 'a table that cannot be read does not stop the purge of others');
-	like(sql(q{SELECT passed_over FROM idem_internal.record_tables() WHERE records = 'broken'::regclass}), qr/from block 0 on.*XX001/, 'it is named');
+	like(sql(q{SELECT passed_over FROM idem_internal.record_tables() WHERE records = 'broken'::regclass}),
+		qr/from block 0 on.*XX001/, 'it is named');
 }
 sql('DROP TABLE broken; SELECT idem.purge()');
 is(sql('SELECT count(*) FROM idem.purge_progress'), 1, 'when it is gone, nothing is kept of it');

@@ -114,7 +114,9 @@ if (sql('SHOW server_version_num') >= 170000)
 {
 	my $filler = $node->background_psql('postgres');
 	sql('ALTER DATABASE postgres SET transaction_timeout = 1');
-	$filler->query_safe(q{SELECT count(*) FROM idem.once_each('payments', ARRAY(SELECT 'timed ' || i FROM generate_series(1, 5000) i)); UPDATE idem.record SET expires = created WHERE key LIKE 'timed %'});
+	$filler->query_safe(q{SELECT count(*)
+		FROM idem.once_each('payments', ARRAY(SELECT 'timed ' || i FROM generate_series(1, 5000) i));
+		UPDATE idem.record SET expires = created WHERE key LIKE 'timed %'});
 	my $timed = 5000;
 	for (1 .. 10 * $PostgreSQL::Test::Utils::timeout_default)
 	{
@@ -133,9 +135,11 @@ left('postgres', 11, 'a running lease keeps its record');
 
 # An answer is erased before its record expires.
 sql("SELECT idem.alter_scope('payments', answer_ttl => '1 ms')");
-sql(q{SELECT idem.complete(token, '{"iban": "DE89"}', 201, '{"a": "b"}', 'DE89') FROM idem.claim('payments', 'private')});
+sql(q{SELECT idem.complete(token, '{"iban": "DE89"}', 201, '{"a": "b"}', 'DE89')
+	FROM idem.claim('payments', 'private')});
 ok($node->poll_query_until('postgres',
-		q{SELECT redacted AND num_nulls(response, headers, body) = 3 AND status = 201 FROM idem.record WHERE key = 'private'}),
+		q{SELECT redacted AND num_nulls(response, headers, body) = 3 AND status = 201 FROM idem.record
+			WHERE key = 'private'}),
 	'the worker erases an answer that is older than answer_ttl');
 left('postgres', 12, 'and keeps the record');
 sql("SELECT idem.alter_scope('payments', answer_ttl => '0'); DELETE FROM idem.record WHERE key = 'private'");
@@ -166,7 +170,8 @@ sql("INSERT INTO $_ SELECT * FROM idem.record") for 'second', 'third';
 sql("UPDATE idem.purge_progress SET position = 'third'::regclass::oid::bigint << 32");
 $node->restart;
 wait_for_launcher();
-is(sql("SELECT position = 'third'::regclass::oid::bigint << 32 FROM idem.purge_progress"), 't', 'the position survives a restart');
+is(sql("SELECT position = 'third'::regclass::oid::bigint << 32 FROM idem.purge_progress"), 't',
+	'the position survives a restart');
 my $admin = $node->background_psql('postgres');
 $admin->query_safe('BEGIN; LOCK TABLE second IN ACCESS EXCLUSIVE MODE');
 set_conf('idem.purge_naptime' => '50ms');
@@ -237,7 +242,8 @@ set_conf('idem.purge_rate' => 0);
 
 # Objects with idem's names that belong to someone else are not touched.
 sql('CREATE SCHEMA idem; CREATE TABLE idem.record (expires timestamptz, scope int);'
-	  . "CREATE TABLE idem.scope (); CREATE TABLE idem.purge_progress (); INSERT INTO idem.record VALUES ('-infinity', 1)");
+	  . "CREATE TABLE idem.scope (); CREATE TABLE idem.purge_progress ();
+		INSERT INTO idem.record VALUES ('-infinity', 1)");
 sql('CREATE DATABASE bystander');
 install_payments($node, 'bystander');
 fill('bystander', 10, '-1 second');
@@ -334,9 +340,11 @@ my $watcher = $node->background_psql('postgres');
 my $launched = "FROM pg_stat_activity WHERE backend_type = 'idem launcher'";
 $watcher->query_safe('BEGIN; LOCK TABLE pg_database IN ACCESS EXCLUSIVE MODE');
 set_conf('idem.purge_naptime' => '50ms');
-$watcher->query_safe("DO \$\$ BEGIN WHILE (SELECT wait_event_type IS DISTINCT FROM 'Lock' $launched) LOOP PERFORM pg_stat_clear_snapshot(); END LOOP; END \$\$");
+$watcher->query_safe("DO \$\$ BEGIN WHILE (SELECT wait_event_type IS DISTINCT FROM 'Lock' $launched) LOOP
+	PERFORM pg_stat_clear_snapshot(); END LOOP; END \$\$");
 $watcher->query_safe('SELECT pg_stat_clear_snapshot()');    # that of the loop may be older than the wait
-is($watcher->query_safe("SELECT xact_start > now() $launched"), 't', 'a transaction of the launcher starts when its work starts');
+is($watcher->query_safe("SELECT xact_start > now() $launched"), 't',
+	'a transaction of the launcher starts when its work starts');
 $watcher->query_safe('COMMIT');
 $watcher->quit;
 left($_, 0, "after a reload $_ is purged") for qw(other_name template_for_all refusing invalid);
@@ -463,7 +471,8 @@ SKIP:
 	# In the middle of a run.
 	set_conf('idem.purge_naptime' => '10s', 'idem.purge_rate' => 20);
 	$node->poll_query_until('postgres', q{SELECT current_setting('idem.purge_rate') = '20'
-		AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem purger')}) or die 'the worker keeps its rate';
+		AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'idem purger')})
+	or die 'the worker keeps its rate';
 	fill('postgres', 1000, '-1 second');
 	set_conf('idem.purge_naptime' => '11s');
 	catch_worker('postgres');
@@ -473,7 +482,8 @@ SKIP:
 	$set_clock->(0);
 	$node->reload;
 	$node->wait_for_log(qr/the clock was set back by 7200 seconds/, $since);
-	is(sql("SELECT count(*) FROM idem.record WHERE expires > now()"), 100, 'a run in progress deletes no living record either');
+	is(sql("SELECT count(*) FROM idem.record WHERE expires > now()"), 100,
+		'a run in progress deletes no living record either');
 
 	# A clock that stays ahead is believed in the end.
 	set_conf('idem.purge_naptime' => '50ms', 'idem.purge_rate' => 0);

@@ -27,17 +27,24 @@ for my $pair ([ 0, 1 ], [ 1, 0 ])
 	isnt($old, $new, "the primary is $old, the standby $new");
 
 	my $way = "from $old to $new";
-	is($primary->safe_psql('postgres', q{SELECT pay('before', '{"amount": 1}')}), '{"payment": 1}', "$way: an operation");
-	my $token = $primary->safe_psql('postgres', q{SELECT token FROM idem.claim('payments', 'leased', lease => '1 hour')});
+	is($primary->safe_psql('postgres', q{SELECT pay('before', '{"amount": 1}')}), '{"payment": 1}',
+		"$way: an operation");
+	my $token = $primary->safe_psql('postgres',
+		q{SELECT token FROM idem.claim('payments', 'leased', lease => '1 hour')});
 	$primary->wait_for_catchup($standby);
-	is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'before')}), 'completed|{"payment": 1}', "$way: the standby looks it up");
+	is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'before')}),
+		'completed|{"payment": 1}', "$way: the standby looks it up");
 	$primary->stop;
 	$standby->promote;
-	is($standby->safe_psql('postgres', q{SELECT pay('before', '{"amount": 1}')}), '{"payment": 1}', "$way: the new primary replays it");
-	is($standby->safe_psql('postgres', "SELECT idem.complete('$token', '1')"), '1', "$way: and completes an open lease");
-	like($standby->safe_psql('postgres', q{SELECT pay('after', '{"amount": 1}')}), qr/payment/, "$way: and runs new operations");
+	is($standby->safe_psql('postgres', q{SELECT pay('before', '{"amount": 1}')}), '{"payment": 1}',
+		"$way: the new primary replays it");
+	is($standby->safe_psql('postgres', "SELECT idem.complete('$token', '1')"), '1',
+		"$way: and completes an open lease");
+	like($standby->safe_psql('postgres', q{SELECT pay('after', '{"amount": 1}')}), qr/payment/,
+		"$way: and runs new operations");
 	is($standby->safe_psql('postgres', q{SELECT count(*), count(DISTINCT key) FROM payment}), '2|2', "$way: each once");
-	ok($standby->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idem launcher'}), "$way: the worker runs");
+	ok($standby->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity
+		WHERE backend_type = 'idem launcher'}), "$way: the worker runs");
 	$standby->stop;
 	log_is_clean($_) for $primary, $standby;
 }

@@ -12,7 +12,11 @@ use Test::More;
 
 my @servers = split ' ', $ENV{IDEM_SERVERS};
 die 'two servers at least' if @servers < 2;
-sub name_of { my ($i) = @_; return 'v' . version($servers[$i]) . ($i && $servers[$i] eq $servers[$i - 1] ? '_again' : ''); }
+sub name_of
+{
+	my ($i) = @_;
+	return 'v' . version($servers[$i]) . ($i && $servers[$i] eq $servers[$i - 1] ? '_again' : '');
+}
 sub version { my ($server) = @_; return $server =~ /(\d+)$/ ? $1 : die $server; }
 
 # Where the newest server finds idem, if not in its own directories.
@@ -75,11 +79,15 @@ sub check
 		is($ask->("SELECT outcome, response ? 'payment' FROM idem.try_claim('payments', '$key', $request)"),
 			'completed|t', "$what: $key is answered");
 	}
-	is($ask->(q{SELECT outcome FROM idem.try_claim('payments', 'plain', '{"amount": 2}')}), 'conflict', "$what: another request conflicts");
-	is($ask->(q{SELECT outcome, error->>'message' FROM idem.try_claim('jobs', 'failed')}), 'failed|no funds', "$what: a failure stays one");
-	is($ask->(q{SELECT idem.advance('jobs', 'source', 41, contiguous => true)}), 'f', "$what: a duplicate of a stream is one");
+	is($ask->(q{SELECT outcome FROM idem.try_claim('payments', 'plain', '{"amount": 2}')}), 'conflict',
+		"$what: another request conflicts");
+	is($ask->(q{SELECT outcome, error->>'message' FROM idem.try_claim('jobs', 'failed')}), 'failed|no funds',
+		"$what: a failure stays one");
+	is($ask->(q{SELECT idem.advance('jobs', 'source', 41, contiguous => true)}), 'f',
+		"$what: a duplicate of a stream is one");
 	is($ask->($child_key), $known{child}, "$what: child keys are the same");
-	is($ask->(q{SELECT state, attempt FROM idem.lookup('jobs', 'leased')}), 'in_progress|1', "$what: the lease is held");
+	is($ask->(q{SELECT state, attempt FROM idem.lookup('jobs', 'leased')}), 'in_progress|1',
+		"$what: the lease is held");
 	isnt($ask->("SELECT idem.renew('$known{token}', '3 days')"), '', "$what: its token is honoured");
 	$ask->("SELECT pay('new in $what', $request)");
 	is($ask->("SELECT count(*) FROM payment WHERE key = 'new in $what'"), 1, "$what: new operations run");
@@ -88,7 +96,8 @@ sub check
 		"$known{scopes}|$known{scopes}|t", "$what: scope ids go on");
 	my ($status, undef, $stderr) = $node->psql($database, q{INSERT INTO guarded DEFAULT VALUES});
 	like($stderr, qr/claim/, "$what: the guard stands");
-	is($ask->(q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $known{extension}, "$what: the version of idem");
+	is($ask->(q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $known{extension},
+		"$what: the version of idem");
 	return;
 }
 
@@ -104,7 +113,8 @@ sub restore_into
 	my $to = node($servers[$i], 'restored_from_' . $from->name . '_in_' . name_of($i));
 	my $dump = $to->basedir . '/dump.sql';
 	$to->command_ok([ 'pg_dump', '-d', $from->connstr('postgres'), '-f', $dump ], 'dump of ' . $from->name);
-	$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'postgres' ], 'restore');
+	$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'postgres' ],
+		'restore');
 	check($to, 'postgres', $to->name, %known, scopes => $known{scopes} + 1);
 	log_is_clean($to);
 	$to->stop;
@@ -132,9 +142,12 @@ for my $i (1 .. $#servers)
 }
 
 # The operation that began on the oldest server ends on the newest.
-is($node->safe_psql('postgres', "SELECT idem.complete('$known{token}', '{\"shipped\": true}')"), '{"shipped": true}', 'the open operation completes');
-is($node->safe_psql('postgres', q{SELECT outcome, response FROM idem.try_claim('jobs', 'leased')}), 'completed|{"shipped": true}', 'a retry of the open operation is answered');
-ok($node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'idem launcher'}), 'the worker runs');
+is($node->safe_psql('postgres', "SELECT idem.complete('$known{token}', '{\"shipped\": true}')"), '{"shipped": true}',
+	'the open operation completes');
+is($node->safe_psql('postgres', q{SELECT outcome, response FROM idem.try_claim('jobs', 'leased')}),
+	'completed|{"shipped": true}', 'a retry of the open operation is answered');
+ok($node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_stat_activity
+	WHERE backend_type = 'idem launcher'}), 'the worker runs');
 log_is_clean($node);
 $node->stop;
 done_testing();
