@@ -1210,7 +1210,7 @@ BEGIN
     IF code = 'ID003' THEN
         detail := coalesce(detail, 'The failure is stored, and every retry receives it.');
         hint := coalesce(hint, CASE r.secret WHEN 0
-            THEN 'Do not send the request again, also not with a new key: the caller that gave it '
+            THEN 'Do not send the request again, not even with a new key: the caller that gave it '
                  'up may have done so.'
             ELSE 'To run the operation again, use a new key. idem.lookup() shows the stored '
                  'failure.' END);
@@ -1954,7 +1954,7 @@ BEGIN
                 PERFORM idem_internal.raise(
                     'ID014', format('operation "%s" has no attempts left', key),
                     format('Attempt %s was the last that the scope''s "max_attempts" allows, and '
-                           'it has ended without an answer. Its effects may exist.', r.attempt),
+                           'it has ended without an answer. It may have had effects.', r.attempt),
                     'The outcome is undecided: keep the key, and retry after 60.0 seconds. An '
                     'administrator can allow one more attempt, which continues from the recovery '
                     'point, with idem.revoke().',

@@ -345,7 +345,7 @@ namespace {
              report::errsince(record.created()),
              errmsg("operation \"%s\" has no attempts left", report::c_string(key)),
              errdetail("Attempt %d was the last that the scope's \"max_attempts\" allows, and it "
-                       "has ended without an answer. Its effects may exist.",
+                       "has ended without an answer. It may have had effects.",
                        record.attempt()),
              errhint("The outcome is undecided: keep the key, and retry after %.1f seconds. An "
                      "administrator can allow one more attempt, which continues from the recovery "

@@ -160,7 +160,7 @@ void raise_failure(std::string_view key, Jsonb* failure, std::optional<Timestamp
                           timestamptz_to_str(*since));
     if (without_code && hint == nullptr)
         hint = cancelled
-                   ? "Do not send the request again, also not with a new key: the caller that "
+                   ? "Do not send the request again, not even with a new key: the caller that "
                      "gave it up may have done so."
                    : "To run the operation again, use a new key. idem.lookup() shows the "
                      "stored failure.";

@@ -57,7 +57,7 @@ void define() {
     DefineCustomIntVariable("idem.limited_tenants",
                             "Sets the maximum number of tenants whose claims are counted for "
                             "\"claims_per_minute\" at the same time.",
-                            "Each takes some 320 bytes of shared memory. Has no effect unless "
+                            "Each takes some 400 bytes of shared memory. Has no effect unless "
                             "the library is preloaded.",
                             &limited_tenants, limited_tenants, 64, 10'000'000, at_server_start(), 0,
                             nullptr, nullptr, nullptr);
