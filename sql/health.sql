@@ -510,7 +510,7 @@ SELECT
     coalesce(f.status, 'ok'),
     f.scope,
     coalesce(f.detail, c.detail),
-    CASE WHEN v.standby AND c.check_name NOT IN ('worker', 'statistics', 'tests')
+    CASE WHEN v.standby AND c.check_name NOT IN ('worker', 'statistics', 'tests', 'library')
         THEN 'On the primary: ' ELSE '' END || f.hint
 FROM checked c
     CROSS JOIN server v

@@ -69,6 +69,31 @@ COMMENT ON FUNCTION idem_internal.held_keys IS
     'prepared), for which it reads all records.';
 
 -- ---------------------------------------------------------------------------------------------
+-- The version of the library
+-- ---------------------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_internal.library(OUT version text, OUT compared integer)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_library'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION idem_internal.library IS
+    'Returns the version of the library that this session has loaded, and how it compares with '
+    'the version of the extension''s objects: -1 (it is older, and refuses to write), 0 (the same) '
+    'or 1 (newer).';
+
+CREATE FUNCTION idem_internal.begin_update()
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_begin_update'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+REVOKE EXECUTE ON FUNCTION idem_internal.begin_update FROM PUBLIC;
+
+COMMENT ON FUNCTION idem_internal.begin_update IS
+    'The first call of a script that updates the extension: refuses the update (55000) if the '
+    'library is older than the version to which it leads, and makes all sessions compare theirs.';
+
+-- ---------------------------------------------------------------------------------------------
 -- Statistics
 -- ---------------------------------------------------------------------------------------------
 
@@ -370,6 +395,20 @@ test (found, check_name, status, detail, hint) AS (
     FROM idem_internal.own_tables() o
 
     UNION ALL
+    SELECT f.found, 'library', f.status, format(f.detail, l.version, e.extversion), f.hint
+    FROM server v, idem_internal.library() l, pg_extension e, LATERAL (VALUES
+        (l.compared < 0, 'fail',
+         'The library is version %s, but the objects of the extension are version %s: no call '
+         'writes (55000), and no worker purges.',
+         format('Make sure that idem %s is installed, and ', e.extversion)
+         || CASE WHEN v.preloaded THEN 'restart the server.' ELSE 'reconnect.' END),
+        (l.compared > 0, 'warn',
+         'The library is version %s, but the objects of the extension are still version %s.',
+         CASE WHEN v.standby THEN 'On the primary: ' ELSE '' END || 'ALTER EXTENSION idem UPDATE')
+    ) AS f (found, status, detail, hint)
+    WHERE e.extname = 'idem'
+
+    UNION ALL
     SELECT
         t.setting !~ '^[0.]*$',
         'tests',
@@ -446,7 +485,8 @@ FROM (VALUES
         'every index is valid.'),
     (18, 'triggers', 'Sessions notice every change of scopes and secrets.'),
     (20, 'tests', 'No setting disturbs calls for tests.'),
-    (23, 'record tables', 'Every table with a column of the type idem.key_digest is used.')
+    (23, 'record tables', 'Every table with a column of the type idem.key_digest is used.'),
+    (25, 'library', 'The library and the objects of the extension have the same version.')
 ) AS c (n, check_name, detail)
 $$;
 

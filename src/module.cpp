@@ -13,6 +13,7 @@
 #include "pg/store/scope.hpp"
 #include "pg/store/secret.hpp"
 #include "pg/store/table.hpp"
+#include "pg/store/version.hpp"
 #include "worker/worker.hpp"
 
 extern "C" {
@@ -21,6 +22,9 @@ PGDLLEXPORT void _PG_init(void);
 }
 
 namespace idem::pg {
+
+const char* const library_version = IDEM_VERSION;
+
 namespace {
 
 // ---- Transactions and savepoints ----------------------------------------------------------------
@@ -112,6 +116,7 @@ void _PG_init(void) {
     using namespace idem::pg;
     guc::define();
     init_tables();
+    init_version();
     init_scopes();
     init_secrets();
     init_test_seam();

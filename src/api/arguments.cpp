@@ -4,6 +4,7 @@
 #include "pg/server/guc.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/test_seam.hpp"
+#include "pg/store/version.hpp"
 
 namespace idem::api {
 namespace {
@@ -108,6 +109,7 @@ void require_writable(const char* function, const char* reading) {
                  errdetail("Index expressions and materialized views, for example, are evaluated "
                            "in such an operation."),
                  errhint("Call the function in an ordinary statement.")));
+    pg::require_library();
     (void)pg::at_seam(pg::seam::Event::call, function);
 }
 

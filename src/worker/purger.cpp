@@ -11,6 +11,7 @@
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 #include "pg/store/table.hpp"
+#include "pg/store/version.hpp"
 #include "worker/worker.hpp"
 
 namespace idem::worker {
@@ -83,7 +84,7 @@ Outcome lock_installation() {
         // The table may have gone before we had the lock; taking the lock accepted invalidations.
         if (pg::find_table_oid(table) != oid) return Outcome::absent;
     }
-    return pg::has_record_layout() ? Outcome::purged : Outcome::absent;
+    return pg::has_record_layout() && pg::library_order() >= 0 ? Outcome::purged : Outcome::absent;
 }
 
 // Gives up the statistics of scopes that do not exist any more, here or in dropped databases. The

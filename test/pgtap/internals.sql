@@ -27,6 +27,8 @@ SELECT set_eq(
     ('path_fault', 'path text', 'text'),
     ('header_lines', 'argument text, headers jsonb', 'jsonb'),
     ('begin_import', '', 'void'),
+    ('begin_update', '', 'void'),
+    ('library', 'OUT version text, OUT compared integer', 'SETOF record'),
     ('import_scope', 'scope idem.scope, add boolean', 'void'),
     ('refuse_keys', 'detail text', 'void'),
     ('key_weakness', 'key text', 'text'),

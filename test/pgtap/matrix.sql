@@ -147,6 +147,7 @@ INSERT INTO call VALUES
     ('idem.rotate_secret()', 'superuser', $$SELECT idem.rotate_secret()$$),
     ('idem.export_identity()', 'superuser', $$SELECT idem.export_identity()$$),
     ('idem_internal.begin_import()', 'superuser', $$SELECT idem_internal.begin_import()$$),
+    ('idem_internal.begin_update()', 'superuser', $$SELECT idem_internal.begin_update()$$),
     ('idem_internal.import_scope(idem.scope,boolean)', 'superuser', $$SELECT idem_internal.import_scope(s, true) FROM jsonb_populate_recordset(NULL::idem.scope, (SELECT idem.export_identity()) -> 'scopes') s$$),
     ('idem_internal.refuse_keys(text)', 'superuser', $$SELECT idem_internal.refuse_keys(name) FROM idem.scope WHERE false$$),
     ('idem.import_identity(jsonb)', 'superuser', $$SELECT idem.import_identity((SELECT idem.export_identity()))$$),
@@ -167,6 +168,7 @@ INSERT INTO call VALUES
     ('idem.health(interval)', 'observes', $$SELECT FROM idem.health() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
     ('idem.health(interval)', 'monitors', $$SELECT FROM idem.health() WHERE check_name = 'secrets'$$),
     ('idem_internal.preloaded()', 'every role', $$SELECT idem_internal.preloaded()$$),
+    ('idem_internal.library()', 'every role', $$SELECT idem_internal.library()$$),
     ('idem_internal.key_holders()', 'every role', $$SELECT idem_internal.key_holders()$$),
     ('idem_internal.own_checks()', 'every role', $$SELECT idem_internal.own_checks()$$),
     -- These only compute.

@@ -144,6 +144,7 @@ RESET ROLE;
 SELECT idem.rotate_secret();
 SELECT idem.import_identity(idem.export_identity());
 SELECT idem_internal.begin_import();
+SELECT idem_internal.begin_update();
 SELECT idem_internal.import_scope(s, true) FROM pg_catalog.jsonb_populate_recordset(NULL::idem.scope,
   idem.export_identity() OPERATOR(pg_catalog.->) 'scopes') s;
 SELECT idem_internal.refuse_keys(name) FROM idem.scope WHERE false;
@@ -157,6 +158,7 @@ SELECT pg_catalog.count(*) FROM idem_internal.totals('{1}', '{1 day}', '{1}');
 SELECT key FROM idem.in_flight;
 SELECT scope, key, state FROM idem.records ORDER BY 1, 2;
 SELECT idem_internal.preloaded();
+SELECT idem_internal.library();
 SELECT scope, live, shared FROM idem.overview ORDER BY 1;
 SELECT has_secrets FROM idem.storage;
 SELECT records, fault FROM idem_internal.record_tables();

@@ -61,7 +61,7 @@ sub follow_hint
 my @checks = qw(worker purge retention sizing leases attempts transactions);
 push @checks, 'weak keys',
 	qw(autovacuum vacuum wraparound indexes secrets owners limits statistics schema triggers functions tests
-	lifetimes tenants), 'record tables', 'constant keys';
+	lifetimes tenants), 'record tables', 'constant keys', 'library';
 health_becomes('worker', 'warn', 'the launcher runs, but purging is off');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health()"), join(',', @checks), 'one row per check');
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"),

@@ -582,6 +582,20 @@ sub test_findings
 	return;
 }
 
+# The library of another version, which t/update.pl installs, seems to come with the restart.
+sub library_findings
+{
+	my $version = sql("SELECT extversion FROM pg_extension WHERE extname = 'idem'");
+	my $of = sub { sql("UPDATE pg_extension SET extversion = '$_[0]' WHERE extname = 'idem'") };
+	follow('library',
+		check => 'library',
+		provoke => sub { $of->('999') },
+		detail => qr/^The library is version \S+, but the objects of the extension are version 999: no call writes/,
+		hint => qr/^Make sure that idem 999 is installed, and restart the server\.$/,
+		after => sub { $of->($version); $node->restart });
+	return;
+}
+
 sub record_table_findings
 {
 	sql(<<'SQL');
@@ -673,6 +687,7 @@ if ($has_library)
 {
 	record_table_findings();
 	test_findings();
+	library_findings();
 	worker_findings();
 }
 

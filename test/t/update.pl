@@ -1,7 +1,7 @@
 # An update to a next version, which the test makes up: one more column of the records, one more
 # setting of scopes and one more function; and a version before, without the last setting. docs/releasing.md has its
-# rules. The server is a copy of the installed one, because the
-# scripts of the next version must be where the server looks for them.
+# rules. Its library is this one under another number. Then what happens without it. The server is a copy of the
+# installed one, because libraries and scripts must be where the server looks for them.
 use strict;
 use warnings;
 
@@ -36,16 +36,31 @@ links("$at{sharedir}/extension", "$copy$at{sharedir}/extension",
 	map { basename($_) => 1 } glob "$at{sharedir}/extension/idem[.-]*");
 my $library = $config =~ /^dynamic_library_path = '(.*?):/m ? $1 : $at{pkglibdir};
 links($at{pkglibdir}, "$copy$at{pkglibdir}", 'idem.so' => 1);
-symlink "$library/idem.so", "$copy$at{pkglibdir}/idem.so" or die $!;
 system_or_bail('cp', (map { "$at{bindir}/$_" } @programs), "$copy$at{bindir}");
 
 # The next version: what its CREATE EXTENSION runs, and the update to it.
 my $extensions = "$copy$at{sharedir}/extension";
 my $control = slurp_file("$idem/extension/idem.control");
 my ($current) = $control =~ /^default_version = '(.*)'$/m;
-my $next = '99.0.0';
+my $next = '9.0.0';    # as short as a version can be
+my $patch = '9.0.1';
 sub put { my ($name, $text) = @_; append_to_file("$extensions/$name", $text); return; }
-put('idem.control', $control =~ s/^default_version = .*$/default_version = '$next'/mr);
+
+# As a package does it: new sessions load this library, unless the server has preloaded another.
+my $machine_code = slurp_file("$library/idem.so");
+sub install_library
+{
+	my ($version) = @_;
+	my $zeros = "\0" x (1 + length($current) - length $version);
+	my $places = (my $code = $machine_code) =~ s/\x{0}\Q$current\E\x{0}/\0$version$zeros/g;
+	is($places, 1, "the library becomes version $version");
+	append_to_file("$copy$at{pkglibdir}/idem.so.new", $code);
+	rename "$copy$at{pkglibdir}/idem.so.new", "$copy$at{pkglibdir}/idem.so" or die $!;
+	unlink "$extensions/idem.control";
+	put('idem.control', $control =~ s/^default_version = .*$/default_version = '$version'/mr);
+	return;
+}
+install_library($next);
 
 my $function = <<'SQL';
 CREATE FUNCTION idem.note_of(text, text) RETURNS text
@@ -76,11 +91,13 @@ ok($script =~ s/^    records             boolean     NOT NULL DEFAULT false,$/$&
 my ($view) = $script =~ /^CREATE (VIEW idem\.scopes .*?;\n)/ms;
 put("idem--$next.sql", "$script$function");
 my ($rule) = slurp_file("$ENV{TESTDIR}/docs/releasing.md") =~ /^  ```sql\n(  DO .*?)^  ```/ms;
-put("idem--$current--$next.sql", "ALTER TABLE idem.record ADD COLUMN note text;\n"
+my $begin = "SELECT idem_internal.begin_update();\n";
+put("idem--$current--$next.sql", "${begin}ALTER TABLE idem.record ADD COLUMN note text;\n"
 	. "ALTER TABLE idem.scope ADD COLUMN $colour;\nCREATE OR REPLACE $view"
 	. ($rule =~ s/new_column integer/note text/r) . $function);
 
 my $own = join "\n", map { "$_ = ''" } $config =~ /^(extension_destdir)/m;
+$own .= "\ndynamic_library_path = '\$libdir'";
 $own .= "\nextension_control_path = '\$system'" if $config =~ /^extension_control_path/m;
 my $node = idem_node('update', conf => $own, bare => 1, new => { install_path => "$copy" . dirname($at{bindir}) });
 my $sql = sub { my ($database, $statements) = @_; return $node->safe_psql($database, $statements) };
@@ -212,6 +229,60 @@ like($sql->('before', q{SELECT idem.scope_ddl('orders')}), qr/ttl => '01:00:00',
 my ($status, undef, $refusal) = $node->psql('before', q{\set VERBOSITY verbose
 SELECT idem.create_scope('away', settings => '{records=true}')});
 like($refusal, qr/ERROR:  55000: /, 'another value is refused');
+
+# ---- Another library than the objects are for ----------------------------------------------------
+
+my $library_check = q{SELECT status, hint FROM idem.health() WHERE check_name = 'library'};
+sub health { my ($database) = @_; return $sql->($database, $library_check); }
+is(health('updated'), 'ok|', 'library and objects are of one version');
+is(health('before'), 'warn|ALTER EXTENSION idem UPDATE', 'the library is newer');
+
+# The next release changes only functions. A session has loaded the library before it was installed.
+$session = $node->background_psql('updated', on_error_stop => 0);
+$session->query_safe(q{SELECT idem.once('orders', 'before the update')});
+put("idem--$next--$patch.sql", $begin);
+install_library($patch);
+is(health('updated'), 'warn|ALTER EXTENSION idem UPDATE', 'the library of a new session is newer');
+is($sql->('updated', q{SELECT idem.once('orders', 'another')}), 't', 'and writes');
+$sql->('updated', 'ALTER EXTENSION idem UPDATE');
+is(health('updated'), 'ok|', 'its hint cures it');
+$session->query(q{SELECT idem.once('orders', 'after the update')});
+$refusal = $session->{stderr};
+like($refusal, qr/ERROR:  the library of idem is older than its objects in this database$/m,
+	'the old session refuses to write');
+like($refusal, qr/^DETAIL:  The library that this session has loaded is version \Q$next\E, .* version \Q$patch\E\. /m,
+	'it says which versions');
+like($refusal, qr/^HINT:  Make sure that idem \Q$patch\E is installed, and reconnect\.$/m, 'and what to do');
+is($session->query($library_check), "fail|Make sure that idem $patch is installed, and reconnect.",
+	'so does the check');
+is($session->query(q{SELECT state FROM idem.lookup('orders', 'done')}), 'completed', 'and it still reads');
+$session->{stderr} = '';
+$session->quit;
+
+# The administrator has forgotten to restart the server.
+install_library($current);
+$node->append_conf('postgresql.conf', "shared_preload_libraries = 'idem'");
+$node->restart;
+$sql->('postgres', 'CREATE DATABASE careless');
+$sql->('careless', q{CREATE EXTENSION idem; SELECT idem.create_scope('orders')});
+install_library($next);
+(undef, undef, $refusal) = $node->psql('careless', "\\set VERBOSITY verbose\nALTER EXTENSION idem UPDATE");
+like($refusal, qr/ERROR:  55000: /, 'the update is refused');
+like($refusal, qr/^HINT:  Make sure that idem \Q$next\E is installed, and restart the server\.$/m, 'with the cure');
+is($sql->('careless', q{SELECT extversion FROM pg_extension WHERE extname = 'idem'}), $current, 'and has not begun');
+
+# A script that does not ask.
+put("idem--$current--$patch.sql", q{ALTER TABLE idem.record ADD COLUMN note text NOT NULL DEFAULT 'x'});
+(undef, undef, $refusal) = $node->psql('careless', <<"SQL");
+SELECT idem.once('orders', 'k');
+ALTER EXTENSION idem UPDATE TO '$patch';
+SELECT idem.once('orders', 'l');
+SQL
+like($refusal, qr/older than its objects/, 'the next call refuses to write');
+is(sqlstate($node, $_, 'careless'), '55000', "also $_")
+  for q{SELECT idem.claim('orders', 'm')}, q{SELECT idem.create_scope('more')}, 'SELECT idem.purge()';
+is(health('careless'), "fail|Make sure that idem $patch is installed, and restart the server.", 'and the check fails');
+is($sql->('careless', q{SELECT key, note FROM idem.record}), 'k|x', 'nothing is written');
 
 log_is_clean($node);
 $node->stop;

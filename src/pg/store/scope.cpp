@@ -5,6 +5,7 @@
 #include "pg/server/hash_table.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
+#include "pg/store/version.hpp"
 
 namespace idem::pg {
 namespace {
@@ -26,6 +27,7 @@ constinit bool valid = false;  // set before anything is read: a change meanwhil
 
 void forget_scopes() {
     valid = false;
+    forget_version();
 }
 
 void keep_scopes() {
