@@ -452,4 +452,8 @@ is_deeply([ grep { !$exists{$_} } sort keys %times ], [], 'test/README.md lists 
 my %is_test = map { $_ => 1 } @is_test;
 ok($shared =~ /`\Q$_\E`/, "test/README.md says what $_ is for") for grep { !$is_test{$_} && $_ ne 'README.md' } @files;
 
+# What test_extension/assumptions.cpp says of a file is of one that exists.
+ok(-f "src/$_", "assumptions.cpp: $_ exists")
+  for slurp('test_extension/assumptions.cpp') =~ m{"((?:api|pg)/[\w/]+\.[ch]pp)",}g;
+
 done_testing();

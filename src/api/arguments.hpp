@@ -13,10 +13,9 @@ inline constexpr const char* read_by_lookup =
 inline constexpr const char* read_by_streams =
     " To read how far a source has come, use the view idem.streams.";
 
-// For every function that writes. Raises 25006 in a read-only transaction or on a standby, 25000 in
-// a parallel operation, 42501 in a security-restricted operation, 0A000 if the planner calls for an
-// EXPLAIN, and 55000 if the library is older than the SQL objects. function is its name, such as
-// "claim".
+// For functions that write, of this name. Raises 25006 in a read-only transaction or on a standby,
+// 25000 in a parallel operation, 42501 in a security-restricted operation, 0A000 if the planner
+// calls for an EXPLAIN, and 55000 if the library is older than the SQL objects.
 void require_writable(const char* function, const char* reading = "");
 
 // For functions that read what this transaction has claimed. Raises 25000 in a parallel operation.

@@ -4,6 +4,10 @@
 #include "pg/server/guc.hpp"
 #include "pg/store/table.hpp"
 
+extern "C" {
+#include "catalog/pg_extension.h"
+}
+
 namespace idem::pg {
 namespace {
 
