@@ -20,8 +20,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
-
 // ---- One record ---------------------------------------------------------------------------------
 
 // Its holder is working, although no transaction shows it. An operation that was released has no
@@ -72,7 +70,7 @@ bool change_record(const pg::Key& key, const char* call, Lease lease, pg::WaitBo
 }
 
 // False if the record had expired, or if a writer that bypassed the key lock deleted it first.
-bool delete_record(const pg::Key& key, const pg::Found& found, pg::WaitBound& bound) {
+bool delete_live_record(const pg::Key& key, const pg::Found& found, pg::WaitBound& bound) {
     // An expired row that is being deleted counts as none, whether or not the deletion commits.
     if (found.presence == core::Presence::deleting && !is_live(found)) return false;
     check_in_snapshot(found);
@@ -121,7 +119,7 @@ bool revoke(const KeyCall& call) {
 // ---- forget -------------------------------------------------------------------------------------
 
 // An operation that is to be continued from its recovery point is not forgotten by mistake.
-void check_abandoned(std::string_view key, const pg::Found& found) {
+void check_forgettable(std::string_view key, const pg::Found& found) {
     const pg::Record& record = found.record;
     if (is_live(found) && record.state() == core::State::in_progress &&
         record.recovery_point() != nullptr)
@@ -140,8 +138,8 @@ void check_abandoned(std::string_view key, const pg::Found& found) {
 bool forget(const pg::Scope* scope, const pg::Key& key, bool force) {
     pg::WaitBound bound(scope->wait);
     return change_record(key, "forget", Lease::waits, bound, [&](const pg::Found& found) {
-        if (!force) check_abandoned(key.key, found);
-        const bool forgotten = delete_record(key, found, bound);
+        if (!force) check_forgettable(key.key, found);
+        const bool forgotten = delete_live_record(key, found, bound);
         if (forgotten) log_change("record was forgotten", scope->name, key, found);
         return forgotten;
     });
@@ -171,7 +169,7 @@ bool erase(const pg::Scope* scope, const pg::Key& key, bool force) {
     const std::string_view scope_name = scope == nullptr ? "" : pstrdup(scope->name);
     return change_record(key, "erase", Lease::waits, bound, [&](const pg::Found& found) {
         // An expired record is of no use, so nothing of it is kept.
-        if (!is_live(found)) return delete_record(key, found, bound);
+        if (!is_live(found)) return delete_live_record(key, found, bound);
         const pg::Record& old = found.record;
         if (!force && old.state() == core::State::in_progress &&
             (old.stored_request() != nullptr || old.recovery_state() != nullptr))
@@ -341,60 +339,54 @@ Datum change_key(FunctionCallInfo fcinfo, const char* function, Change* change) 
 constexpr std::int32_t default_max_records = 10'000;
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_revoke) {
-    using namespace idem;
-    api::require_writable("revoke");
-    PG_RETURN_BOOL(api::revoke(api::read_key(fcinfo, api::arg_tenant, "revoke")));
+    require_writable("revoke");
+    PG_RETURN_BOOL(revoke(read_key(fcinfo, arg_tenant, "revoke")));
 }
 
 IDEM_FUNCTION(idem_forget) {
-    return idem::api::change_key(fcinfo, "forget", idem::api::forget);
+    return change_key(fcinfo, "forget", forget);
 }
 
 IDEM_FUNCTION(idem_erase) {
-    return idem::api::change_key(fcinfo, "erase", idem::api::erase);
+    return change_key(fcinfo, "erase", erase);
 }
 
 IDEM_FUNCTION(idem_forget_tenant) {
-    using namespace idem;
-    api::require_writable("forget_tenant");
-    const auto call = api::read_tenant_call(fcinfo, "forget_tenant", api::forget);
-    const std::int64_t forgotten = api::change_tenant(call);
+    require_writable("forget_tenant");
+    const auto call = read_tenant_call(fcinfo, "forget_tenant", forget);
+    const std::int64_t forgotten = change_tenant(call);
     // The watermarks say how far the tenant's streams have come.
     pg::WaitBound bound(call.scope->wait);
     for (const pg::Key& source : pg::sources_of(call.scope->id, call.tenant))
-        (void)api::reset_stream(source, std::nullopt, bound);
+        (void)reset_stream(source, std::nullopt, bound);
     PG_RETURN_INT64(forgotten);
 }
 
 IDEM_FUNCTION(idem_erase_tenant) {
-    using namespace idem;
-    api::require_writable("erase_tenant");
-    PG_RETURN_INT64(api::change_tenant(api::read_tenant_call(fcinfo, "erase_tenant", api::erase)));
+    require_writable("erase_tenant");
+    PG_RETURN_INT64(change_tenant(read_tenant_call(fcinfo, "erase_tenant", erase)));
 }
 
 IDEM_FUNCTION(idem_reset_stream) {
-    using namespace idem;
-    api::require_writable("reset_stream", api::read_by_streams);
-    const api::KeyCall call = api::read_source(fcinfo, "reset_stream");
+    require_writable("reset_stream", read_by_streams);
+    const KeyCall call = read_source(fcinfo, "reset_stream");
     pg::WaitBound bound(call.scope->wait);
-    const auto old = api::reset_stream(call.key, pg::value_arg<std::int64_t>(fcinfo, 2), bound);
+    const auto old = reset_stream(call.key, pg::value_arg<std::int64_t>(fcinfo, 2), bound);
     if (old) PG_RETURN_INT64(*old);
-    api::require_tenant(*call.scope, call.key.tenant);
+    require_tenant(*call.scope, call.key.tenant);
     PG_RETURN_NULL();
 }
 
 // For a scheduled job, where the worker does not run.
 IDEM_FUNCTION(idem_purge) {
-    using namespace idem;
-    api::require_writable("purge");
+    require_writable("purge");
     const std::int32_t max_records =
-        pg::value_arg<std::int32_t>(fcinfo, 0).value_or(api::default_max_records);
+        pg::value_arg<std::int32_t>(fcinfo, 0).value_or(default_max_records);
     if (max_records < 1)
-        pg::report::invalid_argument("max_records", "The number must be at least 1.",
-                                     "Pass how many records to purge at most, such as 10000.");
+        report::invalid_argument("max_records", "The number must be at least 1.",
+                                 "Pass how many records to purge at most, such as 10000.");
     const auto done = pg::purge_step(GetCurrentTimestamp(), {max_records, PG_INT64_MAX});
     if (done.subscribed)
         ereport(NOTICE, (errmsg("nothing was purged: the records arrive by subscription"),
@@ -403,3 +395,5 @@ IDEM_FUNCTION(idem_purge) {
                          errhint("If this server has become the primary, drop the subscription.")));
     PG_RETURN_INT64(done.purged);
 }
+
+}  // namespace idem::api

@@ -12,8 +12,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
-
 void check_strength(const pg::Scope& scope, std::string_view key) {
     if (scope.weak_keys == pg::WeakKeys::allow) return;
     const std::string_view weakness = core::weakness(key);
@@ -114,13 +112,12 @@ void refuse_stale_key(std::string_view key) {
                             "new key.")));
 }
 
-}  // namespace idem::api
-
 IDEM_FUNCTION(idem_key_weakness) {
-    using namespace idem;
     const auto key = pg::text_arg(fcinfo, 0);
-    if (!key) pg::report::missing_argument("key");
+    if (!key) report::missing_argument("key");
     const std::string_view weakness = core::weakness(*key);
     if (weakness.empty()) PG_RETURN_NULL();
     PG_RETURN_TEXT_P(pg::text_of(weakness));
 }
+
+}  // namespace idem::api

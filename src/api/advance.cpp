@@ -21,7 +21,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
 using core::SequencePosition;
 
 struct Call : KeyCall {
@@ -29,7 +28,7 @@ struct Call : KeyCall {
     bool contiguous;
 };
 
-Call read_call(FunctionCallInfo fcinfo) {
+Call read_advance_call(FunctionCallInfo fcinfo) {
     const auto seq = pg::value_arg<std::int64_t>(fcinfo, 2);
     if (!seq) report::missing_argument("seq");
     const auto contiguous = pg::value_arg<bool>(fcinfo, 4);
@@ -49,7 +48,7 @@ Call read_call(FunctionCallInfo fcinfo) {
 
 // Remembers the source as a finished claim whose token is never handed out: its lock counts as one
 // of the transaction's, and is given up with its savepoint.
-void remember(const Call& call) {
+void remember_source(const Call& call) {
     if (pg::find_claim(call.key.digest) != nullptr) return;
     check_open_claims(call.scope->id);
     pg::Claim claim(
@@ -59,10 +58,10 @@ void remember(const Call& call) {
     pg::close_claim(pg::remember_claim(claim), pg::Phase::finished);
 }
 
-void move(const Call& call, const pg::Watermark& from, pg::WaitBound& bound) {
+void advance_to(const Call& call, const pg::Watermark& from, pg::WaitBound& bound) {
     Assert(!from.seq || call.seq > *from.seq);
     if (!from.seq) require_tenant(*call.scope, call.key.tenant);
-    remember(call);
+    remember_source(call);
     check_written(call.key.key, pg::write_watermark(call.key, from, call.seq, bound), bound);
 }
 
@@ -86,7 +85,7 @@ bool advance(const Call& call) {
                                           *mark.seq + 1, call.seq),
                                 errhint("Handle the missing messages first, or skip them with "
                                         "\"contiguous => false\".")));
-            move(call, mark, bound);
+            advance_to(call, mark, bound);
             return true;
         }
         // With the lock, wait for a writer that bypassed it; without, for the lock's holder.
@@ -99,13 +98,13 @@ bool advance(const Call& call) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_advance) {
-    using namespace idem;
-    api::require_writable("advance", api::read_by_streams);
-    const api::Call call = api::read_call(fcinfo);
-    const bool moved = api::advance(call);
+    require_writable("advance", read_by_streams);
+    const Call call = read_advance_call(fcinfo);
+    const bool moved = advance(call);
     pg::count(call.key.scope_id, moved ? pg::Counter::advances : pg::Counter::duplicates);
     PG_RETURN_BOOL(moved);
 }
+
+}  // namespace idem::api

@@ -9,10 +9,8 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
-
-[[noreturn]] void refuse(report::OwnError error, const char* message, const char* detail,
-                         const char* hint) {
+[[noreturn]] void raise_invalid(report::OwnError error, const char* message, const char* detail,
+                                const char* hint) {
     ereport(ERROR, (report::own_error(error), errmsg_internal("%s", message),
                     errdetail_internal("%s", detail), errhint("%s", hint)));
 }
@@ -23,8 +21,8 @@ std::string_view checked(std::optional<std::string_view> name, const char* what,
                          const char* argument, const char* hint, int element = 0) {
     const auto reject = [=](const char* fault, const char* detail) {
         const char* place = element == 0 ? "The" : psprintf("Element %d of the", element);
-        refuse("invalid_key", psprintf("%s %s", what, fault),
-               psprintf("%s argument \"%s\" %s.", place, argument, detail), hint);
+        raise_invalid("invalid_key", psprintf("%s %s", what, fault),
+                      psprintf("%s argument \"%s\" %s.", place, argument, detail), hint);
     };
     if (!name) reject("must not be null", "is null");
     if (name->empty()) reject("must not be empty", "is an empty string");
@@ -131,12 +129,12 @@ std::string_view checked_key(std::optional<std::string_view> key, int position) 
 std::string_view checked_tenant(std::optional<std::string_view> tenant) {
     const std::string_view meant = tenant ? *tenant : std::string_view(pg::guc::tenant);
     if (meant.size() > core::max_tenant_bytes)
-        refuse("invalid_tenant", "tenant is too long",
-               psprintf("The %s has %zu bytes; at most %zu are allowed.",
-                        tenant ? "argument \"tenant\"" : "setting \"idem.tenant\"", meant.size(),
-                        core::max_tenant_bytes),
-               tenant ? "Pass a tenant of at most 255 bytes."
-                      : "Set \"idem.tenant\" to at most 255 bytes.");
+        raise_invalid("invalid_tenant", "tenant is too long",
+                      psprintf("The %s has %zu bytes; at most %zu are allowed.",
+                               tenant ? "argument \"tenant\"" : "setting \"idem.tenant\"",
+                               meant.size(), core::max_tenant_bytes),
+                      tenant ? "Pass a tenant of at most 255 bytes."
+                             : "Set \"idem.tenant\" to at most 255 bytes.");
     check_encoding(meant);
     return meant;
 }
@@ -149,9 +147,9 @@ bool force_arg(FunctionCallInfo fcinfo, int n) {
 
 void require_tenant(const pg::Scope& scope, std::string_view tenant) {
     if (!scope.tenant_required || !tenant.empty()) return;
-    refuse("invalid_tenant", "tenant is missing",
-           psprintf("Scope \"%s\" requires a tenant.", scope.name),
-           "Pass the argument \"tenant\", or set \"idem.tenant\".");
+    raise_invalid("invalid_tenant", "tenant is missing",
+                  psprintf("Scope \"%s\" requires a tenant.", scope.name),
+                  "Pass the argument \"tenant\", or set \"idem.tenant\".");
 }
 
 std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {

@@ -7,6 +7,8 @@
 
 namespace idem::api {
 
+namespace report = pg::report;
+
 // Hints for require_writable(): how to read instead.
 inline constexpr const char* read_by_lookup =
     " To read a key's state and answer, use idem.lookup().";

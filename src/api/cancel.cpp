@@ -41,7 +41,7 @@ void store_failure(const pg::Key& key, const pg::Scope& scope, const pg::Found& 
     claim.fingerprint = pg::fingerprint_of_any();
     claim.created = now;
     claim.ttl = scope.ttl;
-    note_claim(scope, key, found, false);
+    count_claim(scope, key, found, false);
     (void)finish_atomic(pg::remember_claim(claim),
                         {.state = core::State::failed, .error = error, .timed = false});
 }
@@ -59,15 +59,15 @@ LookupRow cancel(const pg::Key& key, const pg::Scope& scope, Jsonb* error) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_cancel) {
-    using namespace idem;
-    api::require_writable("cancel", api::read_by_lookup);
-    Jsonb* error = api::read_error(fcinfo);
-    const api::KeyCall call = api::read_key(fcinfo, 2, "cancel");
+    require_writable("cancel", read_by_lookup);
+    Jsonb* error = read_error(fcinfo);
+    const KeyCall call = read_key(fcinfo, 2, "cancel");
     // A copy: storing the failure looks the scope up again.
     const pg::Scope scope = *call.scope;
-    api::LookupRow row = api::cancel(call.key, scope, error);
+    LookupRow row = cancel(call.key, scope, error);
     return row.as_result_of(fcinfo);
 }
+
+}  // namespace idem::api

@@ -17,7 +17,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
 using core::Verdict;
 using pg::Counter;
 
@@ -154,7 +153,7 @@ ClaimResult make_claim(const ClaimCall& call, const KeyState& state, pg::WaitBou
         pg::commit_durably();
         result.expires = record.expires();
     }
-    note_claim(*call.scope, call.key, state.found, state.verdict == Verdict::take_over);
+    count_claim(*call.scope, call.key, state.found, state.verdict == Verdict::take_over);
     result.claim = &pg::remember_claim(claim);
     return result;
 }
@@ -322,8 +321,8 @@ void count_if_late(std::int32_t scope_id, const pg::Record& replayed) {
         pg::count(scope_id, Counter::late_replays);
 }
 
-void note_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
-                bool taken_over) {
+void count_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
+                 bool taken_over) {
     pg::count(scope.id, taken_over ? Counter::takeovers : Counter::claims);
     if (!taken_over && found.presence != core::Presence::absent)
         pg::count(scope.id, Counter::expired_reused);
@@ -355,7 +354,7 @@ namespace {
 
 }  // namespace
 
-void refuse(const ClaimCall& call, const ClaimResult& result) {
+void refuse_claim(const ClaimCall& call, const ClaimResult& result) {
     const std::string_view key = call.key.key;
     switch (result.outcome) {
         case Outcome::failed:
@@ -434,7 +433,7 @@ enum class Refusals { raised, returned };
 
 // Checks the arguments in the order that the reference promises: their form, the scope, the
 // caller's permission, the scope's rules.
-ClaimCall read_call(FunctionCallInfo fcinfo, Refusals refusals, const char* function) {
+ClaimCall read_claim_call(FunctionCallInfo fcinfo, Refusals refusals, const char* function) {
     const auto ttl = pg::duration_arg(fcinfo, arg_ttl, "ttl", pg::Sign::positive);
     const auto lease = pg::duration_arg(fcinfo, arg_lease, "lease", pg::Sign::positive);
     const auto wait = pg::duration_arg(fcinfo, arg_wait, "wait", pg::Sign::not_negative);
@@ -453,7 +452,7 @@ void set_claim(Result& row, const ClaimResult& result) {
     row.set_time(column_created_at, claim.created);
 }
 
-Result row_of(const ClaimResult& result) {
+Result claim_row(const ClaimResult& result) {
     Result row;
     row.set(column_claimed, BoolGetDatum(result.outcome == Outcome::claimed));
     row.set_text(column_outcome, shown_of(result).name);
@@ -488,21 +487,22 @@ Result row_of(const ClaimResult& result) {
 
 Datum claim(FunctionCallInfo fcinfo, Refusals refusals, const char* function) {
     require_writable(function, read_by_lookup);
-    const ClaimCall call = read_call(fcinfo, refusals, function);
+    const ClaimCall call = read_claim_call(fcinfo, refusals, function);
     const ClaimResult result = claim_key(call);
     const bool refused = result.outcome != Outcome::claimed && result.outcome != Outcome::completed;
-    if (refused && refusals == Refusals::raised) refuse(call, result);
-    Result row = row_of(result);
+    if (refused && refusals == Refusals::raised) refuse_claim(call, result);
+    Result row = claim_row(result);
     return row.as_result_of(fcinfo);
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_claim) {
-    return idem::api::claim(fcinfo, idem::api::Refusals::raised, "claim");
+    return claim(fcinfo, Refusals::raised, "claim");
 }
 
 IDEM_FUNCTION(idem_try_claim) {
-    return idem::api::claim(fcinfo, idem::api::Refusals::returned, "try_claim");
+    return claim(fcinfo, Refusals::returned, "try_claim");
 }
+
+}  // namespace idem::api

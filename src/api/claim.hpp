@@ -62,13 +62,13 @@ ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz
 
 // Counts a claim, or a takeover of the row that was found. Logs of a takeover that the old attempt
 // has lapsed, unless it was released, and that the next one has begun.
-void note_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
-                bool taken_over);
+void count_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
+                 bool taken_over);
 
 // Counts a replay that came long after the operation has finished, besides Counter::replays.
 void count_if_late(std::int32_t scope_id, const pg::Record& replayed);
 
 // Raises the error of idem.claim() for an outcome other than claimed and completed.
-[[noreturn]] void refuse(const ClaimCall& call, const ClaimResult& result);
+[[noreturn]] void refuse_claim(const ClaimCall& call, const ClaimResult& result);
 
 }  // namespace idem::api

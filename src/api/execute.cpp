@@ -16,8 +16,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
-
 enum Argument { arg_operation = arg_key + 1, arg_request, arg_tenant, arg_ttl, arg_wait };
 
 enum Column {
@@ -55,7 +53,7 @@ Oid checked_operation(FunctionCallInfo fcinfo) {
     return operation;
 }
 
-ClaimCall read_call(FunctionCallInfo fcinfo) {
+ClaimCall read_execute_call(FunctionCallInfo fcinfo) {
     const auto ttl = pg::duration_arg(fcinfo, arg_ttl, "ttl", pg::Sign::positive);
     const auto wait = pg::duration_arg(fcinfo, arg_wait, "wait", pg::Sign::not_negative);
     const KeyCall key_call = read_key(fcinfo, arg_tenant, "execute");
@@ -84,7 +82,7 @@ Jsonb* run_operation(Oid operation, Jsonb* request) {
     return response;
 }
 
-Result row_of(const pg::Record& record, bool replayed) {
+Result execute_row(const pg::Record& record, bool replayed) {
     const bool completed = record.state() == core::State::completed;
     Result row;
     row.set_text(column_outcome, completed ? "completed" : "failed");
@@ -97,48 +95,50 @@ Result row_of(const pg::Record& record, bool replayed) {
 }
 
 // By the scope's list at this moment. A dropped scope calls nothing final.
-bool is_final(std::string_view sqlstate, std::int32_t scope_id) {
+bool is_final_here(std::string_view sqlstate, std::int32_t scope_id) {
     const pg::Scope* scope = pg::find_scope_by_id(scope_id);
     return scope != nullptr && core::is_final(scope->final_sqlstates, sqlstate);
 }
 
 // Runs the operation of a key that this call has claimed, and stores its result or failure.
-Result run(pg::Claim& claim, Oid operation, Jsonb* request) {
+Result run_claimed(pg::Claim& claim, Oid operation, Jsonb* request) {
     Jsonb* response = nullptr;
     ErrorData* error =
         pg::in_subtransaction([=, at = &response] { *at = run_operation(operation, request); });
     if (error != nullptr) {
-        if (!is_final(unpack_sql_state(error->sqlerrcode), claim.scope_id)) ReThrowError(error);
+        if (!is_final_here(unpack_sql_state(error->sqlerrcode), claim.scope_id))
+            ReThrowError(error);
         Jsonb* stored = pg::failure_of(*error);
         Assert(pg::failure_member(stored, "sqlstate") != nullptr);
-        return row_of(finish_atomic(claim, {.state = core::State::failed, .error = stored}), false);
+        return execute_row(finish_atomic(claim, {.state = core::State::failed, .error = stored}),
+                           false);
     }
     pg::NewRecord record =
         finish_atomic(claim, {.state = core::State::completed, .response = response});
     record.set_response(response);  // the first caller gets all of it
     record.set_redacted(false);
-    return row_of(record, false);
+    return execute_row(record, false);
 }
 
 // The operation is checked again: it may have been dropped during the wait for the key. The scope
 // of the call is not used after the operation, which may have changed scopes.
 Result execute(FunctionCallInfo fcinfo) {
-    const ClaimCall call = read_call(fcinfo);
+    const ClaimCall call = read_execute_call(fcinfo);
     const ClaimResult claim = claim_key(call);
     if (claim.outcome == Outcome::claimed)
-        return run(*claim.claim, checked_operation(fcinfo), call.request);
+        return run_claimed(*claim.claim, checked_operation(fcinfo), call.request);
     if (claim.outcome == Outcome::completed || claim.outcome == Outcome::failed)
-        return row_of(claim.record, true);
-    refuse(call, claim);
+        return execute_row(claim.record, true);
+    refuse_claim(call, claim);
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_execute) {
-    using namespace idem;
-    api::require_writable("execute", api::read_by_lookup);
-    (void)api::checked_operation(fcinfo);
-    api::Result row = api::execute(fcinfo);
+    require_writable("execute", read_by_lookup);
+    (void)checked_operation(fcinfo);
+    Result row = execute(fcinfo);
     return row.as_result_of(fcinfo);
 }
+
+}  // namespace idem::api

@@ -71,8 +71,8 @@ pg::NewRecord begun_record(const pg::Key& key, TimestampTz created, std::int32_t
 // ---- How a claim ends ---------------------------------------------------------------------------
 
 void log_transition(const char* what, const pg::Claim& claim) {
-    pg::report::log_transition(what, claim.scope_name, claim.tenant, claim.key,
-                               static_cast<std::int32_t>(claim.token.attempt));
+    report::log_transition(what, claim.scope_name, claim.tenant, claim.key,
+                           static_cast<std::int32_t>(claim.token.attempt));
 }
 
 void note_finished(pg::Claim& claim, core::State state) {
@@ -171,49 +171,47 @@ void finish(FunctionCallInfo fcinfo, const Answer& answer) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_complete) {
-    using namespace idem;
-    api::require_writable("complete", api::read_by_lookup);
-    api::Answer answer = api::read_answer(fcinfo, core::State::completed);
-    answer.response = pg::jsonb_arg(fcinfo, api::arg_response_or_error);
-    api::finish(fcinfo, answer);
+    require_writable("complete", read_by_lookup);
+    Answer answer = read_answer(fcinfo, core::State::completed);
+    answer.response = pg::jsonb_arg(fcinfo, arg_response_or_error);
+    finish(fcinfo, answer);
     if (answer.response == nullptr) PG_RETURN_NULL();
     PG_RETURN_JSONB_P(answer.response);
 }
 
 IDEM_FUNCTION(idem_fail) {
-    using namespace idem;
-    api::require_writable("fail", api::read_by_lookup);
-    api::Answer answer = api::read_answer(fcinfo, core::State::failed);
-    answer.error = pg::jsonb_arg(fcinfo, api::arg_response_or_error);
-    if (answer.error == nullptr) pg::report::missing_argument("error");
+    require_writable("fail", read_by_lookup);
+    Answer answer = read_answer(fcinfo, core::State::failed);
+    answer.error = pg::jsonb_arg(fcinfo, arg_response_or_error);
+    if (answer.error == nullptr) report::missing_argument("error");
     pg::check_failure(answer.error, pg::FailureUse::answer);
-    api::finish(fcinfo, answer);
+    finish(fcinfo, answer);
     PG_RETURN_VOID();
 }
 
 // The lock of a released atomic claim stays until the transaction ends, because the transaction may
 // still commit effects of the operation.
 IDEM_FUNCTION(idem_release) {
-    using namespace idem;
-    api::require_writable("release", api::read_by_lookup);
+    require_writable("release", read_by_lookup);
     const auto retry_after = pg::duration_arg(fcinfo, 1, "retry_after", pg::Sign::not_negative);
     Jsonb* error = pg::jsonb_arg(fcinfo, 2);
     if (error != nullptr) pg::check_failure(error, pg::FailureUse::note);
-    const core::Token token = pg::read_token(pg::text_arg(fcinfo, api::arg_token));
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, arg_token));
     if (token.kind == core::TokenKind::leased) {
-        api::LeasedClaim leased = api::lock_leased_claim(token);
-        api::release_leased(leased, retry_after, error);
+        LeasedClaim leased = lock_leased_claim(token);
+        release_leased(leased, retry_after, error);
         PG_RETURN_VOID();
     }
     pg::Claim& claim = pg::open_claim(token);
     if (retry_after || error != nullptr)
-        pg::report::invalid_argument(
+        report::invalid_argument(
             retry_after ? "retry_after" : "error",
             "The token is of an atomic claim, of which nothing is stored.",
             "Leave the argument out, or make a leased claim: pass \"lease\" to idem.claim().");
-    api::note_released(claim);
+    note_released(claim);
     PG_RETURN_VOID();
 }
+
+}  // namespace idem::api

@@ -13,8 +13,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
-
 constexpr std::size_t max_step_bytes = 255;
 
 enum ChildKeyArgument { arg_token, arg_step };
@@ -32,34 +30,32 @@ std::string_view checked_step(std::optional<std::string_view> step) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_new_key) {
-    using namespace idem;
     (void)fcinfo;
     const std::int64_t now = GetCurrentTimestamp() + pg::postgres_epoch;
-    api::last_tick = core::next_uuid_tick(api::last_tick, now);
-    const core::UuidText key = core::uuid_v7(api::last_tick, pg::random_bits());
+    last_tick = core::next_uuid_tick(last_tick, now);
+    const core::UuidText key = core::uuid_v7(last_tick, pg::random_bits());
     PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));
 }
 
 IDEM_FUNCTION(idem_child_key) {
-    using namespace idem;
-    const core::Token token = pg::read_token(pg::text_arg(fcinfo, api::arg_token));
-    const std::string_view step = api::checked_step(pg::text_arg(fcinfo, api::arg_step));
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, arg_token));
+    const std::string_view step = checked_step(pg::text_arg(fcinfo, arg_step));
     // Every caller that knows a key can compute its digest, and so make up a token for it.
-    api::check_usable(token);
+    check_usable(token);
     core::KeyText key;
-    if (!core::child_key(pg::secrets().seed, token.digest, step, key)) pg::report::crypto_failure();
+    if (!core::child_key(pg::secrets().seed, token.digest, step, key)) report::crypto_failure();
     PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));
 }
 
 // A parallel worker does not know the claims of its leader, so it must not answer.
 IDEM_FUNCTION(idem_current_key) {
-    using namespace idem;
     (void)fcinfo;
-    api::require_leader("current_key");
+    require_leader("current_key");
     const pg::Claim* claim = pg::newest_open_claim();
     if (claim == nullptr) PG_RETURN_NULL();
     PG_RETURN_TEXT_P(pg::text_of(claim->key));
 }
+
+}  // namespace idem::api

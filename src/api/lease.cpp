@@ -17,7 +17,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
 using core::Presence;
 
 // Nothing for a table that was never made for records, or is gone. One that has a fault raises it,
@@ -81,7 +80,7 @@ const char* how_lost(const core::Token& token, const pg::Found& found) {
 }
 
 // What this transaction remembers of the claim. A claim of an earlier transaction is added here.
-pg::Claim& remember(const core::Token& token, const KeyCall& call, const pg::Record& record) {
+pg::Claim& remember_lease(const core::Token& token, const KeyCall& call, const pg::Record& record) {
     pg::Claim* known = pg::find_claim(token.digest);
     if (known != nullptr && known->token == token) return *known;
     check_open_claims(call.key.scope_id);
@@ -114,7 +113,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
         case core::TokenStanding::holds:
             break;
     }
-    return {call, found, &remember(token, call, found.record), bound};
+    return {call, found, &remember_lease(token, call, found.record), bound};
 }
 
 void check_usable(const core::Token& token) {
@@ -150,32 +149,31 @@ text* name_arg(FunctionCallInfo fcinfo) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_renew) {
-    using namespace idem;
-    api::require_writable("renew", api::read_by_lookup);
+    require_writable("renew", read_by_lookup);
     const auto lease = pg::duration_arg(fcinfo, 1, "lease", pg::Sign::positive);
-    api::LeasedClaim leased = api::lease_arg(fcinfo, "renew");
+    LeasedClaim leased = lease_arg(fcinfo, "renew");
     pg::NewRecord record(leased.found.record);
     record.set_lease_end(GetCurrentTimestamp() + lease.value_or(leased.scope->lease));
-    record.set_expires(*record.lease_end() + api::ttl_of(leased.found.record));
-    api::replace_record(leased.key, leased.found, record, leased.bound);
+    record.set_expires(*record.lease_end() + ttl_of(leased.found.record));
+    replace_record(leased.key, leased.found, record, leased.bound);
     pg::commit_durably();
     PG_RETURN_TIMESTAMPTZ(*record.lease_end());
 }
 
 IDEM_FUNCTION(idem_checkpoint) {
-    using namespace idem;
-    api::require_writable("checkpoint", api::read_by_lookup);
-    text* name = api::name_arg(fcinfo);
+    require_writable("checkpoint", read_by_lookup);
+    text* name = name_arg(fcinfo);
     Jsonb* state = pg::jsonb_arg(fcinfo, 2);
-    api::LeasedClaim leased = api::lease_arg(fcinfo, "checkpoint");
+    LeasedClaim leased = lease_arg(fcinfo, "checkpoint");
     pg::NewRecord record(leased.found.record);
     record.set_recovery_point(name);
     record.set_recovery_state(state);
-    api::check_unfinished_size("recovery state", *leased.scope, record);
-    api::replace_record(leased.key, leased.found, record, leased.bound);
+    check_unfinished_size("recovery state", *leased.scope, record);
+    replace_record(leased.key, leased.found, record, leased.bound);
     pg::commit_durably();
     PG_RETURN_VOID();
 }
+
+}  // namespace idem::api

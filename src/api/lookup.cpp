@@ -13,7 +13,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
 using core::Presence;
 using core::Verdict;
 
@@ -137,7 +136,7 @@ Result finished_row(const pg::Record& stored, const pg::Scope& scope) {
     return row;
 }
 
-Result row_of(const Progress& progress, const pg::Key& key, const pg::Scope& scope) {
+Result lookup_row(const Progress& progress, const pg::Key& key, const pg::Scope& scope) {
     if (has_ended(progress.verdict)) return finished_row(progress.found.record, scope);
     if (progress.verdict == Verdict::claim) return absent_row(scope, key.tenant);
     return unfinished_row(progress);
@@ -194,16 +193,15 @@ Progress read_until_ended(const pg::Key& key, const pg::Scope& scope, std::int64
 LookupRow look_up(const pg::Key& key, const pg::Scope& scope, std::int64_t wait) {
     const Progress progress =
         wait > 0 ? read_until_ended(key, scope, wait) : read_progress(key, scope);
-    return row_of(progress, key, scope);
+    return lookup_row(progress, key, scope);
+}
+
+IDEM_FUNCTION(idem_lookup) {
+    require_leader("lookup");
+    const auto wait = pg::duration_arg(fcinfo, 3, "wait", pg::Sign::not_negative);
+    const KeyCall call = read_key(fcinfo, 2, "lookup");
+    LookupRow row = look_up(call.key, *call.scope, wait.value_or(0));
+    return row.as_result_of(fcinfo);
 }
 
 }  // namespace idem::api
-
-IDEM_FUNCTION(idem_lookup) {
-    using namespace idem;
-    api::require_leader("lookup");
-    const auto wait = pg::duration_arg(fcinfo, 3, "wait", pg::Sign::not_negative);
-    const api::KeyCall call = api::read_key(fcinfo, 2, "lookup");
-    api::LookupRow row = api::look_up(call.key, *call.scope, wait.value_or(0));
-    return row.as_result_of(fcinfo);
-}

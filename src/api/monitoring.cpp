@@ -65,35 +65,32 @@ void show_claim(const pg::HeldClaim& claim, void* fcinfo) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 // No row unless the scope is counted and the caller may observe it.
 IDEM_FUNCTION(idem_scope_counters) {
-    using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
     const pg::Scope* scope = pg::find_scope_by_id(PG_GETARG_INT32(0));
     if (scope == nullptr || !pg::may_observe(scope->owner)) return Datum{0};
     const auto stats = pg::read_stats(scope->id);
     if (!stats) return Datum{0};
-    pg::Row<api::counters_columns> row;
-    row.set_time(api::counters_since, stats->since);
-    row.set_pointer(api::counters_numbers, stats->numbers);
+    pg::Row<counters_columns> row;
+    row.set_time(counters_since, stats->since);
+    row.set_pointer(counters_numbers, stats->numbers);
     const pg::Room room = pg::room_of(scope->id);
-    row.set_int(api::counters_tenants, room.taken);
-    row.set_int(api::counters_room, room.left);
+    row.set_int(counters_tenants, room.taken);
+    row.set_int(counters_room, room.left);
     row.add_to_result_of(fcinfo);
     return Datum{0};
 }
 
 // The counters are not transactional, and neither is their reset.
 IDEM_FUNCTION(idem_stats_reset) {
-    using namespace idem;
-    api::require_writable("stats_reset");
+    require_writable("stats_reset");
     std::optional<std::int32_t> scope_id;
     if (const auto name = pg::text_arg(fcinfo, 0)) {
         const pg::Scope* scope = pg::find_scope(*name);
         if (scope == nullptr)
-            pg::report::unknown_scope(*name, pg::nearest_scope(*name), nullptr, false);
+            report::unknown_scope(*name, pg::nearest_scope(*name), nullptr, false);
         scope_id = scope->id;
     }
     pg::reset_stats(scope_id);
@@ -102,27 +99,25 @@ IDEM_FUNCTION(idem_stats_reset) {
 
 // Whether idem has its shared memory, which the counters need.
 IDEM_FUNCTION(idem_preloaded) {
-    PG_RETURN_BOOL(idem::pg::guc::preloaded);
+    PG_RETURN_BOOL(pg::guc::preloaded);
 }
 
 // How many backends wait for a wake-up. No SQL script declares it; the tests do.
 IDEM_FUNCTION(idem_announced_waits) {
-    PG_RETURN_INT32(idem::pg::announced_waits());
+    PG_RETURN_INT32(pg::announced_waits());
 }
 
 // With the argument, those of prepared transactions as well, for which it reads all records.
 IDEM_FUNCTION(idem_held_keys) {
-    using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
-    pg::show_running_claims(api::show_claim, fcinfo);
+    pg::show_running_claims(show_claim, fcinfo);
     if (pg::value_arg<bool>(fcinfo, 0).value_or(false))
-        pg::show_prepared_claims(api::show_claim, fcinfo);
+        pg::show_prepared_claims(show_claim, fcinfo);
     return Datum{0};
 }
 
 // The totals are computed as the owner of idem.record, and filtered for the caller.
 IDEM_FUNCTION(idem_figures) {
-    using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
     auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
     std::array<Oid, 3> types = {INT4ARRAYOID, get_array_type(INTERVALOID), INT4ARRAYOID};
@@ -156,3 +151,5 @@ IDEM_FUNCTION(idem_figures) {
     table_close(records, NoLock);
     return Datum{0};
 }
+
+}  // namespace idem::api

@@ -20,7 +20,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
 using core::Verdict;
 
 // ---- once() -------------------------------------------------------------------------------------
@@ -37,7 +36,7 @@ bool once(FunctionCallInfo fcinfo) {
         case Outcome::completed:
             return false;
         default:
-            refuse(call, result);
+            refuse_claim(call, result);
     }
 }
 
@@ -137,7 +136,7 @@ pg::NewRecord new_record(const pg::Key& key, Verdict verdict, const pg::Record& 
 
 void note_new(const pg::Key& key, const Batch& batch, Verdict verdict, const pg::Found& found) {
     const bool taken_over = verdict == Verdict::take_over;
-    note_claim(batch.scope, key, found, taken_over);
+    count_claim(batch.scope, key, found, taken_over);
     pg::count(batch.scope.id, pg::Counter::completions);
     if (taken_over) pg::wake_at_commit(pg::key_event(key.digest));
 }
@@ -236,19 +235,18 @@ void return_new(FunctionCallInfo fcinfo, const Batch& batch) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_once) {
-    using namespace idem;
-    api::require_writable("once", api::read_by_lookup);
-    PG_RETURN_BOOL(api::once(fcinfo));
+    require_writable("once", read_by_lookup);
+    PG_RETURN_BOOL(once(fcinfo));
 }
 
 IDEM_FUNCTION(idem_once_each) {
-    using namespace idem;
-    api::require_writable("once_each", api::read_by_lookup);
-    api::Batch batch = api::read_batch(fcinfo);
-    if (api::finish_new_keys(batch) > 0) pg::remember_unlocked(batch.scope.name);
-    api::return_new(fcinfo, batch);
+    require_writable("once_each", read_by_lookup);
+    Batch batch = read_batch(fcinfo);
+    if (finish_new_keys(batch) > 0) pg::remember_unlocked(batch.scope.name);
+    return_new(fcinfo, batch);
     return Datum{0};
 }
+
+}  // namespace idem::api

@@ -73,13 +73,11 @@ void list_record_tables(FunctionCallInfo fcinfo) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 // Also for lookups on a standby.
 IDEM_FUNCTION(idem_use_records) {
-    using namespace idem;
-    api::require_leader("use_records");
-    if (PG_ARGISNULL(0)) pg::report::missing_argument("records");
+    require_leader("use_records");
+    if (PG_ARGISNULL(0)) report::missing_argument("records");
     const Oid table = PG_GETARG_OID(0);
     relation_close(pg::open_record_table(table, AccessShareLock), AccessShareLock);
     pg::choose_records(table);
@@ -89,14 +87,15 @@ IDEM_FUNCTION(idem_use_records) {
 // For the views, which must know all tables on a standby too.
 IDEM_FUNCTION(idem_record_tables) {
     InitMaterializedSRF(fcinfo, 0);
-    idem::api::list_record_tables(fcinfo);
+    list_record_tables(fcinfo);
     return Datum{0};
 }
 
 IDEM_FUNCTION(idem_own_tables) {
-    using namespace idem;
     InitMaterializedSRF(fcinfo, 0);
-    api::list_own_fault(fcinfo, pg::Table::record, pg::Record::columns);
-    api::list_own_fault(fcinfo, pg::Table::watermark, pg::watermark_columns);
+    list_own_fault(fcinfo, pg::Table::record, pg::Record::columns);
+    list_own_fault(fcinfo, pg::Table::watermark, pg::watermark_columns);
     return Datum{0};
 }
+
+}  // namespace idem::api

@@ -9,8 +9,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
-
 using Names = std::span<char* const>;
 
 const TriggerData& called_as_trigger(FunctionCallInfo fcinfo) {
@@ -43,7 +41,7 @@ char* quoted_list(Names names) {
     return list.data;
 }
 
-[[noreturn]] void refuse(const TriggerData& data, Names scopes) {
+[[noreturn]] void refuse_write(const TriggerData& data, Names scopes) {
     Relation relation = data.tg_relation;
     for (const char* name : scopes)
         if (pg::find_scope(name) == nullptr)
@@ -74,12 +72,12 @@ Datum let_pass(const TriggerData& data) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_require_claim) {
-    using namespace idem;
-    const TriggerData& data = api::called_as_trigger(fcinfo);
-    const api::Names scopes = api::scopes_of(data);
-    if (!std::ranges::any_of(scopes, pg::has_claimed_in)) api::refuse(data, scopes);
-    return api::let_pass(data);
+    const TriggerData& data = called_as_trigger(fcinfo);
+    const Names scopes = scopes_of(data);
+    if (!std::ranges::any_of(scopes, pg::has_claimed_in)) refuse_write(data, scopes);
+    return let_pass(data);
 }
+
+}  // namespace idem::api

@@ -17,8 +17,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
-
 // The arguments of create_scope() and alter_scope().
 constexpr int arg_name = 0;
 constexpr int arg_first_setting = 1;
@@ -95,7 +93,7 @@ void refuse_open_claim(std::int32_t scope) {
 }
 
 // What another attempt should continue is not dropped by mistake.
-void check_abandoned(std::int32_t scope, std::string_view name) {
+void check_droppable(std::int32_t scope, std::string_view name) {
     const auto operation = pg::resumable_operation(scope);
     if (!operation) return;
     ereport(ERROR,
@@ -113,7 +111,7 @@ void check_abandoned(std::int32_t scope, std::string_view name) {
 void check_identity(const pg::ScopeRow& before, const pg::ScopeRow& after) {
     using namespace pg::scope_row;
     const auto differs = [&](int column, Oid type) {
-        return !pg::same_value(type, pg::value_in(before, column), pg::value_in(after, column));
+        return !pg::same_value(type, before.at(column), after.at(column));
     };
     const bool other_tenants = differs(column_of("tenant_from"), TEXTOID);
     const bool other_tables = differs(column_of("records"), BOOLOID);
@@ -137,7 +135,6 @@ void check_identity(const pg::ScopeRow& before, const pg::ScopeRow& after) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 // The type of the column "owner". What looks like a number is no role: one whose name does is
 // quoted.
@@ -148,55 +145,50 @@ IDEM_FUNCTION(idem_role_in) {
 }
 
 IDEM_FUNCTION(idem_role_out) {
-    const char* name = idem::pg::role_name(PG_GETARG_OID(0));
+    const char* name = pg::role_name(PG_GETARG_OID(0));
     PG_RETURN_CSTRING(pstrdup(name == nullptr ? "-" : name));
 }
 
 IDEM_FUNCTION(idem_create_scope) {
-    using namespace idem;
-    api::require_writable("create_scope");
-    const auto name = pg::text_arg(fcinfo, api::arg_name);
-    if (!name) pg::report::missing_argument("name");
+    require_writable("create_scope");
+    const auto name = pg::text_arg(fcinfo, arg_name);
+    if (!name) report::missing_argument("name");
     pg::ScopeRow row = pg::new_scope(*name);
-    api::read_settings(fcinfo, api::Purpose::create, row);
-    pg::change_owner(row,
-                     PG_ARGISNULL(api::arg_owner) ? GetUserId() : PG_GETARG_OID(api::arg_owner));
-    const auto if_not_exists = pg::value_arg<bool>(fcinfo, api::arg_last);
-    if (!if_not_exists) pg::report::null_argument("if_not_exists");
+    read_settings(fcinfo, Purpose::create, row);
+    pg::change_owner(row, PG_ARGISNULL(arg_owner) ? GetUserId() : PG_GETARG_OID(arg_owner));
+    const auto if_not_exists = pg::value_arg<bool>(fcinfo, arg_last);
+    if (!if_not_exists) report::null_argument("if_not_exists");
     if (pg::insert_scope(row, *if_not_exists)) pg::create_secrets();
     PG_RETURN_VOID();
 }
 
 IDEM_FUNCTION(idem_alter_scope) {
-    using namespace idem;
-    api::require_writable("alter_scope");
-    const bool force = api::force_arg(fcinfo, api::arg_last);
-    pg::StoredScope scope = pg::stored_scope(api::locked_scope(fcinfo, "alter_scope"));
+    require_writable("alter_scope");
+    const bool force = force_arg(fcinfo, arg_last);
+    pg::StoredScope scope = pg::stored_scope(locked_scope(fcinfo, "alter_scope"));
     const pg::ScopeRow before = scope.row;
-    api::read_settings(fcinfo, api::Purpose::alter, scope.row);
-    if (!PG_ARGISNULL(api::arg_owner)) pg::change_owner(scope.row, PG_GETARG_OID(api::arg_owner));
-    api::refuse_open_claim(pg::id_of(before));
-    if (!force) api::check_identity(before, scope.row);
+    read_settings(fcinfo, Purpose::alter, scope.row);
+    if (!PG_ARGISNULL(arg_owner)) pg::change_owner(scope.row, PG_GETARG_OID(arg_owner));
+    refuse_open_claim(pg::id_of(before));
+    if (!force) check_identity(before, scope.row);
     pg::update_scope(scope, before);
     PG_RETURN_VOID();
 }
 
 // Reads only the scope, so it also works on a standby.
 IDEM_FUNCTION(idem_scope_ddl) {
-    using namespace idem;
-    api::require_leader("scope_ddl");
+    require_leader("scope_ddl");
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, 0), "scope_ddl");
     PG_RETURN_TEXT_P(cstring_to_text(pg::scope_definition(scope.id)));
 }
 
 // The scope's records expire at once, because no scope has their id any more.
 IDEM_FUNCTION(idem_drop_scope) {
-    using namespace idem;
-    api::require_writable("drop_scope");
-    const bool force = api::force_arg(fcinfo, 1);
-    const std::int32_t scope = api::locked_scope(fcinfo, "drop_scope");
-    api::refuse_open_claim(scope);
-    if (!force) api::check_abandoned(scope, *pg::text_arg(fcinfo, api::arg_name));
+    require_writable("drop_scope");
+    const bool force = force_arg(fcinfo, 1);
+    const std::int32_t scope = locked_scope(fcinfo, "drop_scope");
+    refuse_open_claim(scope);
+    if (!force) check_droppable(scope, *pg::text_arg(fcinfo, arg_name));
     pg::remove_scope(scope);
     pg::note_dropped_scope(scope);
     PG_RETURN_VOID();
@@ -204,8 +196,7 @@ IDEM_FUNCTION(idem_drop_scope) {
 
 // Makes a new secret for the fingerprints of new claims.
 IDEM_FUNCTION(idem_rotate_secret) {
-    using namespace idem;
-    api::require_writable("rotate_secret");
+    require_writable("rotate_secret");
     PG_RETURN_INT32(pg::rotate_fingerprint_secret());
 }
 
@@ -215,7 +206,6 @@ IDEM_FUNCTION(idem_rotate_secret) {
 // enabled, because an apply worker fires no other. TRUNCATE needs no trigger: the server announces
 // every change of a table's files.
 IDEM_FUNCTION(idem_announce_change) {
-    using namespace idem;
     if (!CALLED_AS_TRIGGER(fcinfo))
         ereport(ERROR,
                 (errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
@@ -225,3 +215,5 @@ IDEM_FUNCTION(idem_announce_change) {
     CacheInvalidateRelcache(reinterpret_cast<const TriggerData*>(fcinfo->context)->tg_relation);
     return Datum{0};  // the result of an AFTER trigger is ignored
 }
+
+}  // namespace idem::api

@@ -15,7 +15,6 @@
 namespace idem::api {
 namespace {
 
-namespace report = pg::report;
 using core::Verdict;
 
 struct TakeCall {
@@ -136,7 +135,7 @@ std::optional<std::string_view> permitted(const pg::Scope& scope,
     return tenant_in(scope, tenant.value_or(""));
 }
 
-TakeCall read_call(FunctionCallInfo fcinfo) {
+TakeCall read_take_call(FunctionCallInfo fcinfo) {
     const auto tenant = tenant_arg(fcinfo);
     const auto lease = pg::duration_arg(fcinfo, arg_lease, "lease", pg::Sign::positive);
     const auto wait = pg::duration_arg(fcinfo, arg_wait, "wait", pg::Sign::not_negative);
@@ -147,7 +146,7 @@ TakeCall read_call(FunctionCallInfo fcinfo) {
             wait.value_or(0)};
 }
 
-pg::Row<columns> row_of(const std::optional<ClaimResult>& taken) {
+pg::Row<columns> take_row(const std::optional<ClaimResult>& taken) {
     pg::Row<columns> row;
     if (!taken) return row;
     const pg::Claim& claim = *taken->claim;
@@ -166,14 +165,14 @@ pg::Row<columns> row_of(const std::optional<ClaimResult>& taken) {
 }
 
 }  // namespace
-}  // namespace idem::api
 
 IDEM_FUNCTION(idem_take) {
-    using namespace idem;
-    api::require_writable("take",
-                          " To see unfinished operations, use the view "
-                          "idem.in_flight.");
-    const api::TakeCall call = api::read_call(fcinfo);
-    auto row = api::row_of(api::take(call));
+    require_writable("take",
+                     " To see unfinished operations, use the view "
+                     "idem.in_flight.");
+    const TakeCall call = read_take_call(fcinfo);
+    auto row = take_row(take(call));
     return row.as_result_of(fcinfo);
 }
+
+}  // namespace idem::api

@@ -65,7 +65,7 @@ constexpr DigitValues digit_values(std::initializer_list<std::string_view> alpha
     return table;
 }
 
-constexpr int value_in(const DigitValues& table, char c) noexcept {
+constexpr int digit_value(const DigitValues& table, char c) noexcept {
     return table[static_cast<unsigned char>(c)];
 }
 

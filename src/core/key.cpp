@@ -20,15 +20,15 @@ constexpr bool hyphen_precedes(std::size_t byte) noexcept {
 
 // The UUID that is written with these digits. Looks at all characters, whichever does not fit: that
 // costs less than to stop at the first.
-std::optional<Uuid> uuid_of(std::string_view key, const DigitValues& digits) noexcept {
+std::optional<Uuid> parsed_uuid(std::string_view key, const DigitValues& digits) noexcept {
     if (key.size() != uuid_length) return std::nullopt;
     Uuid uuid;
     bool fits = true;
     auto at = key.begin();
     for (std::size_t i = 0; i < uuid.size(); ++i) {
         if (hyphen_precedes(i)) fits &= *at++ == '-';
-        const int high = value_in(digits, *at++);
-        const int low = value_in(digits, *at++);
+        const int high = digit_value(digits, *at++);
+        const int low = digit_value(digits, *at++);
         fits &= (high | low) >= 0;
         uuid[i] = static_cast<std::byte>(high << 4 | low);
     }
@@ -38,7 +38,7 @@ std::optional<Uuid> uuid_of(std::string_view key, const DigitValues& digits) noe
 // Looks at the version first, because most other keys of this length are UUIDs, too.
 std::optional<std::uint64_t> uuid_v7_time(std::string_view key) noexcept {
     if (key.size() != uuid_length || key[14] != '7') return std::nullopt;
-    const auto uuid = uuid_of(key, any_hex);
+    const auto uuid = parsed_uuid(key, any_hex);
     const bool is_v7 = uuid && ((*uuid)[8] & std::byte{0xc0}) == std::byte{0x80};  // RFC 9562
     return is_v7 ? std::optional(from_big_endian(Bytes(*uuid).first(6))) : std::nullopt;
 }
@@ -47,18 +47,19 @@ std::optional<std::uint64_t> ulid_time(std::string_view key) noexcept {
     if (key.size() != ulid_length) return std::nullopt;
     std::uint64_t time = 0;
     for (std::size_t i = 0; i < ulid_length; ++i) {
-        const int value = value_in(crockford, key[i]);
+        const int value = digit_value(crockford, key[i]);
         if (value < 0) return std::nullopt;
         if (i < ulid_time_length) time = time << 5 | static_cast<std::uint64_t>(value);
     }
-    const bool fits = value_in(crockford, key[0]) <= 7;  // 26 digits hold 130 bits, a ULID has 128
+    const bool fits =
+        digit_value(crockford, key[0]) <= 7;  // 26 digits hold 130 bits, a ULID has 128
     return fits ? std::optional(time) : std::nullopt;
 }
 
 }  // namespace
 
 std::optional<Uuid> canonical_uuid(std::string_view key) noexcept {
-    return uuid_of(key, lower_hex);
+    return parsed_uuid(key, lower_hex);
 }
 
 UuidText uuid_text(const Uuid& uuid) noexcept {

@@ -14,7 +14,7 @@ constexpr std::string_view alphabet =
 
 constexpr DigitValues values = digit_values({alphabet});
 
-Raw pack(const Token& token) noexcept {
+Raw to_raw(const Token& token) noexcept {
     Raw out;
     auto at = out.begin();
     const auto put = [&at](const auto& piece) { at = std::copy(piece.begin(), piece.end(), at); };
@@ -27,7 +27,7 @@ Raw pack(const Token& token) noexcept {
 }
 
 // False when the kind is unknown.
-bool unpack(const Raw& raw, Token& out) noexcept {
+bool from_raw(const Raw& raw, Token& out) noexcept {
     const Bytes parts(raw);
     out.kind = static_cast<TokenKind>(raw[0]);
     std::copy_n(parts.begin() + 1, out.digest.size(), out.digest.begin());
@@ -41,7 +41,7 @@ bool unpack(const Raw& raw, Token& out) noexcept {
 
 TokenText encode(const Token& token) noexcept {
     TokenText text;
-    const Raw raw = pack(token);
+    const Raw raw = to_raw(token);
     const auto byte = [&raw](std::size_t i) { return std::to_integer<std::uint32_t>(raw[i]); };
     for (std::size_t i = 0, at = 0; i < raw.size(); i += 3, at += 4) {
         const std::uint32_t bits = byte(i) << 16 | byte(i + 1) << 8 | byte(i + 2);
@@ -57,7 +57,7 @@ bool decode(std::string_view text, Token& out) noexcept {
     if (text.size() != sizeof(TokenText::digits)) return false;
     int seen = 0;
     const auto value = [&](std::size_t i) {
-        const int digit = value_in(values, text[i]);
+        const int digit = digit_value(values, text[i]);
         seen |= digit;
         return static_cast<std::uint32_t>(digit);
     };
@@ -69,7 +69,7 @@ bool decode(std::string_view text, Token& out) noexcept {
         raw[i + 1] = static_cast<std::byte>(bits >> 8 & 0xff);
         raw[i + 2] = static_cast<std::byte>(bits & 0xff);
     }
-    return seen >= 0 && unpack(raw, out);
+    return seen >= 0 && from_raw(raw, out);
 }
 
 }  // namespace idem::core

@@ -26,13 +26,13 @@ struct Claims {
 
 constinit Claims* claims = nullptr;  // in TopTransactionContext; NULL before the first claim
 
-Claim*& bucket_of(const core::Digest& digest) {
+Claim*& chain_of(const core::Digest& digest) {
     return claims->buckets[std::to_integer<std::size_t>(digest.back()) % claims->buckets.size()];
 }
 
 void unlink(Claim* claim) {
     if (claim->unlocked) return;
-    Claim** link = &bucket_of(claim->token.digest);
+    Claim** link = &chain_of(claim->token.digest);
     while (*link != claim) {
         Assert(*link != nullptr);  // every claim with a lock is in its bucket
         link = &(*link)->in_bucket;
@@ -67,14 +67,14 @@ void show() {
     if (!guc::preloaded) return;
     Assert(claims->open >= 0 && claims->count >= claims->open);
     const Claim* claim = claim_to_show();
-    if (claim == nullptr) return note_no_claim();
-    note_claim({.scope_id = claim->scope_id,
-                .attempt = static_cast<std::int32_t>(claim->token.attempt),
-                .since = claim->created,
-                .tenant = claim->tenant,
-                .key = claim->key,
-                .as = is_open_atomic(*claim) ? HeldAs::open : HeldAs::uncommitted,
-                .keys = claims->count});
+    if (claim == nullptr) return publish_no_claim();
+    publish_claim({.scope_id = claim->scope_id,
+                   .attempt = static_cast<std::int32_t>(claim->token.attempt),
+                   .since = claim->created,
+                   .tenant = claim->tenant,
+                   .key = claim->key,
+                   .as = is_open_atomic(*claim) ? HeldAs::open : HeldAs::uncommitted,
+                   .keys = claims->count});
 }
 
 void refuse_open_claims(bool preparing) {
@@ -143,7 +143,7 @@ void init_test_seam() {
 
 Claim* find_claim(const core::Digest& digest) {
     if (claims == nullptr) return nullptr;
-    Claim* claim = bucket_of(digest);
+    Claim* claim = chain_of(digest);
     while (claim != nullptr && claim->token.digest != digest) claim = claim->in_bucket;
     return claim;
 }
@@ -196,7 +196,7 @@ Claim& remember_claim(const Claim& from) {
     claim->older = claims->newest;
     claims->newest = claim;
     if (claim->unlocked) return *claim;
-    Claim*& bucket = bucket_of(claim->token.digest);
+    Claim*& bucket = chain_of(claim->token.digest);
     claim->in_bucket = bucket;
     bucket = claim;
     ++claims->count;

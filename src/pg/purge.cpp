@@ -113,18 +113,18 @@ void count_deleted(Purge& purge, bool succeeded) {
 
 // What another transaction is changing is left as it is; the next round comes back to it.
 
-void delete_record(Purge& purge, TupleTableSlot* slot) {
+void purge_record(Purge& purge, TupleTableSlot* slot) {
     KnownScope* scope = purge.scopes.find(Record(slot).scope_id());
     if (delete_row(purge.records, slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
     if (scope != nullptr && !scope->dropped) ++scope->deleted;
     ++purge.result.purged;
 }
 
-void erase_expired_answer(Purge& purge, TupleTableSlot* slot, std::int64_t answer_ttl) {
+void purge_answer(Purge& purge, TupleTableSlot* slot, std::int64_t answer_ttl) {
     if (!purge.rewrites) return;
     MemoryContextReset(purge.memory);
     const MemoryContext before = MemoryContextSwitchTo(purge.memory);
-    if (pg::erase_expired_answer(purge.records, slot, answer_ttl, purge.now)) ++purge.result.purged;
+    if (erase_expired_answer(purge.records, slot, answer_ttl, purge.now)) ++purge.result.purged;
     MemoryContextSwitchTo(before);
 }
 
@@ -136,9 +136,9 @@ void purge_row(Purge& purge, TupleTableSlot* slot) {
     const bool stays = scope == nullptr || (!scope->dropped && !scope->answer_ttl);
     if ((!expired && stays) || written_here(slot)) return;
     if (expired || scope->dropped)
-        delete_record(purge, slot);
+        purge_record(purge, slot);
     else
-        erase_expired_answer(purge, slot, *scope->answer_ttl);
+        purge_answer(purge, slot, *scope->answer_ttl);
 }
 
 // ---- The table idem.purge_progress --------------------------------------------------------------
@@ -189,13 +189,13 @@ void note(Purge& purge, RecordBlock from, RecordBlock until, const ErrorData* er
     if (error == nullptr) return;
     if (!known && list_length(purge.notes) < max_notes)
         purge.notes = add_note(purge.notes, {from, sqlstate, {}, false});
-    if (!known || purge.limits.patience == 0)
+    if (!known || purge.limits.time_limit_ms == 0)
         warn_of_passed_rows(purge.records, number_of(from), error);
 }
 
 // The lock is kept until the transaction ends. A concurrent step begins where the first began and
 // saves nothing, so that no step waits and there is one position.
-void read_progress(Purge& purge) {
+void read_position(Purge& purge) {
     purge.saves_progress =
         ConditionalLockRelationOid(table_oid(Table::purge_progress), ShareRowExclusiveLock);
     purge.progress = open_table(Table::purge_progress, AccessShareLock);
@@ -242,7 +242,7 @@ void save_progress(Purge& purge) {
 
 // ---- A stretch ----------------------------------------------------------------------------------
 
-constexpr int longest_wait = 1000;  // for a lock, in milliseconds
+constexpr int longest_lock_wait_ms = 1000;  // for a lock, in milliseconds
 
 // Runs work() in a subtransaction. Returns its error, after which it counts as not done.
 template <class Work>
@@ -260,17 +260,17 @@ bool is_cancelled(const ErrorData* error) {
 // A statement that is cancelled ends, unless it was the time limit of the table.
 template <class Work>
 ErrorData* attempt_on_table(Purge& purge, Work work) {
-    const int patience = purge.limits.patience;
+    const int time_limit_ms = purge.limits.time_limit_ms;
     const std::int64_t before = purge.result.purged;
-    if (patience > 0) enable_timeout_after(STATEMENT_TIMEOUT, patience);
+    if (time_limit_ms > 0) enable_timeout_after(STATEMENT_TIMEOUT, time_limit_ms);
     ErrorData* error = attempt(purge, [&] {
         AsOwner owner(purge.records);
-        set_lock_timeout(longest_wait);
+        set_lock_timeout(longest_lock_wait_ms);
         work();
         owner.end();
     });
     if (error != nullptr || purge.result.purged > before) count_deleted(purge, error == nullptr);
-    if (patience > 0) {
+    if (time_limit_ms > 0) {
         disable_timeout(STATEMENT_TIMEOUT, false);
         QueryCancelPending = false;
     } else if (is_cancelled(error)) {
@@ -417,7 +417,7 @@ PurgeResult purge_step(TimestampTz now, const PurgeLimits& limits) {
     if (purge.result.subscribed) return purge.result;
     learn_scopes(purge);
     purge.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
-    read_progress(purge);
+    read_position(purge);
     purge_tables(purge, tables);
     for_each_note(purge.notes, [tables](Note& note) {
         const Oid table = table_of(note.block);

@@ -28,7 +28,7 @@ struct PurgeLimits {
     std::int64_t blocks;   // to read
     // The time that one pass over a stretch of a table may take, in milliseconds; 0: the session's
     // own limits hold. For a process without a statement_timeout.
-    int patience = 0;
+    int time_limit_ms = 0;
 };
 
 struct PurgeResult {

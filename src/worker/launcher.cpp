@@ -16,9 +16,9 @@ using core::Clocks;
 using core::usecs_per_second;
 
 // A worker that takes longer, perhaps because it waits for a lock on its database, is terminated.
-constexpr std::int64_t patience = 20 * usecs_per_second;
+constexpr std::int64_t task_limit = 20 * usecs_per_second;
 // The clocks are compared at least this often.
-constexpr std::int64_t longest_wait = 60 * usecs_per_second;
+constexpr std::int64_t longest_pause = 60 * usecs_per_second;
 // DATCONNLIMIT_INVALID_DB, which older minor versions do not define: a DROP DATABASE was
 // interrupted.
 constexpr std::int32_t invalid_database = -2;
@@ -146,7 +146,7 @@ BackgroundWorkerHandle* start_worker(const Task& task) {
 }
 
 void wait_for(Launcher& self, BackgroundWorkerHandle* handle) {
-    const std::int64_t deadline = read_clocks().steady + patience;
+    const std::int64_t deadline = read_clocks().steady + task_limit;
     bool terminated = false;
     for (;;) {
         pid_t pid;
@@ -202,7 +202,7 @@ void purge(Launcher& self, Database& database, const Clocks& now) {
 std::int64_t run_once(Launcher& self) {
     const Clocks now = read_clocks();
     if (!clocks_are_sound(self, now)) return self.quiet;
-    if (pg::guc::purge_naptime == 0) return now.steady + longest_wait;
+    if (pg::guc::purge_naptime == 0) return now.steady + longest_pause;
     follow_naptime(self, now.steady);
     if (now.steady >= self.next_round) read_databases(self, now.steady);
     if (now.steady < self.quiet) return self.quiet;
@@ -213,7 +213,7 @@ std::int64_t run_once(Launcher& self) {
     return now.steady;
 }
 
-[[noreturn]] void run() {
+[[noreturn]] void launch_forever() {
     Launcher self{};
     self.databases.create("idem databases", 64, TopMemoryContext);
     self.trusted = read_clocks();
@@ -228,7 +228,7 @@ std::int64_t run_once(Launcher& self) {
         if (left > 0) {
             pgstat_report_activity(
                 STATE_IDLE, psprintf("idem: %ld databases, none is due", self.databases.size()));
-            pause(std::min(left, longest_wait), self.wait_event);
+            pause(std::min(left, longest_pause), self.wait_event);
         }
         if (ProcDiePending) proc_exit(1);
         CHECK_FOR_INTERRUPTS();
@@ -244,14 +244,11 @@ void register_launcher() {
     RegisterBackgroundWorker(&worker);
 }
 
-}  // namespace idem::worker
-
-extern "C" {
-PGDLLEXPORT void idem_launcher_main(Datum);
-}
-
+extern "C" PGDLLEXPORT void idem_launcher_main(Datum);
 void idem_launcher_main(Datum) {
-    idem::worker::catch_signals();
+    catch_signals();
     BackgroundWorkerInitializeConnection(nullptr, nullptr, 0);
-    idem::worker::run();
+    launch_forever();
 }
+
+}  // namespace idem::worker

@@ -21,7 +21,7 @@ using core::usecs_per_second;
 
 constexpr std::int64_t longest_task = 2 * usecs_per_second;
 constexpr std::int64_t blocks_a_batch = 1024;
-constexpr int table_patience = 5000;  // milliseconds for a pass over a stretch
+constexpr int stretch_limit_ms = 5000;  // milliseconds for a pass over a stretch
 
 // Overrides the database's own settings. A batch need not be durable at once: what a crash undoes
 // is purged again.
@@ -109,13 +109,13 @@ Outcome purge_batch(TimestampTz now, std::int32_t rate, pg::PurgeResult& batch) 
     begin();
     const Outcome outcome = lock_installation();
     if (outcome == Outcome::purged)
-        batch = pg::purge_step(now, {core::batch_records(rate), blocks_a_batch, table_patience});
+        batch = pg::purge_step(now, {core::batch_records(rate), blocks_a_batch, stretch_limit_ms});
     end();
     return outcome;
 }
 
 // After the last batch. The name of the database is looked up, which takes a transaction.
-void finish(const Task& task) {
+void finish_run(const Task& task) {
     begin();
     if (pg::guc::log_transitions != 0 && task.counts.deleted > 0)
         ereport(pg::guc::log_transitions,
@@ -168,26 +168,24 @@ void work(Task& task) {
     }
 }
 
-void run(std::int32_t number) {
+void run_task(std::int32_t number) {
     Task task = find_task(number);
     if (!OidIsValid(task.database)) return;
     BackgroundWorkerInitializeConnectionByOid(task.database, InvalidOid, 0);
     set_up();
     pgstat_report_activity(STATE_RUNNING, "idem: purging");
     work(task);
-    finish(task);
+    finish_run(task);
     report_task(task);
     pgstat_report_activity(STATE_IDLE, nullptr);
 }
 
 }  // namespace
-}  // namespace idem::worker
 
-extern "C" {
-PGDLLEXPORT void idem_purger_main(Datum);
-}
-
+extern "C" PGDLLEXPORT void idem_purger_main(Datum);
 void idem_purger_main(Datum number) {
-    idem::worker::catch_signals();
-    idem::worker::run(DatumGetInt32(number));
+    catch_signals();
+    run_task(DatumGetInt32(number));
 }
+
+}  // namespace idem::worker

@@ -32,35 +32,37 @@ constexpr const char* own_code_hint =
     "Choose a sqlstate of your own, such as \"P0001\", or leave it out; the failure is then raised "
     "as ID003.";
 
-[[noreturn]] void refuse(const char* detail, const char* hint) {
+[[noreturn]] void refuse_failure(const char* detail, const char* hint) {
     report::invalid_argument("error", detail, hint);
 }
 
-void check_name(std::string_view name, FailureUse use) {
+void check_member_name(std::string_view name, FailureUse use) {
     for (const char* known : {"sqlstate", "message", "detail", "hint"})
         if (name == known) return;
     if (use == FailureUse::note)
-        refuse(psprintf("The object has a member \"%s\", which no error has.", c_string(name)),
-               "Use only the members sqlstate, message, detail and hint. Store what else the next "
-               "attempt needs as a recovery point, with idem.checkpoint().");
-    refuse(psprintf("The object has a member \"%s\", which would be lost when the failure is "
-                    "raised.",
-                    c_string(name)),
-           "Use only the members sqlstate, message, detail and hint. Pass what else a retry should "
-           "receive as \"status\", \"headers\" and \"body\".");
+        refuse_failure(
+            psprintf("The object has a member \"%s\", which no error has.", c_string(name)),
+            "Use only the members sqlstate, message, detail and hint. Store what else the next "
+            "attempt needs as a recovery point, with idem.checkpoint().");
+    refuse_failure(
+        psprintf("The object has a member \"%s\", which would be lost when the failure is "
+                 "raised.",
+                 c_string(name)),
+        "Use only the members sqlstate, message, detail and hint. Pass what else a retry should "
+        "receive as \"status\", \"headers\" and \"body\".");
 }
 
 void check_text(std::string_view name, const JsonbValue& value) {
     if (value.type == jbvString && value.val.string.len > 0) return;
-    refuse(psprintf("Member \"%s\" is not a string, or is empty.", c_string(name)),
-           psprintf("Pass \"%s\" as a string, or leave it out.", c_string(name)));
+    refuse_failure(psprintf("Member \"%s\" is not a string, or is empty.", c_string(name)),
+                   psprintf("Pass \"%s\" as a string, or leave it out.", c_string(name)));
 }
 
 void check_sqlstate_to_note(std::string_view sqlstate) {
     const core::FailureFault fault = core::failure_fault(sqlstate);
     if (fault == core::FailureFault::malformed || fault == core::FailureFault::no_failure)
-        refuse(psprintf("The sqlstate \"%s\" is not that of an error.", c_string(sqlstate)),
-               "Pass the sqlstate of the error, such as \"08006\", or leave it out.");
+        refuse_failure(psprintf("The sqlstate \"%s\" is not that of an error.", c_string(sqlstate)),
+                       "Pass the sqlstate of the error, such as \"08006\", or leave it out.");
 }
 
 void check_sqlstate_to_raise(std::string_view sqlstate) {
@@ -69,20 +71,24 @@ void check_sqlstate_to_raise(std::string_view sqlstate) {
         case core::FailureFault::none:
             return;
         case core::FailureFault::malformed:
-            refuse(psprintf("The sqlstate \"%s\" does not consist of five characters, 0-9 and A-Z.",
-                            text),
-                   own_code_hint);
+            refuse_failure(
+                psprintf("The sqlstate \"%s\" does not consist of five characters, 0-9 and A-Z.",
+                         text),
+                own_code_hint);
         case core::FailureFault::no_failure:
-            refuse(psprintf("The sqlstate \"%s\" is not that of an error.", text), own_code_hint);
+            refuse_failure(psprintf("The sqlstate \"%s\" is not that of an error.", text),
+                           own_code_hint);
         case core::FailureFault::ours:
-            refuse(psprintf("The sqlstate \"%s\" is of class ID, which only idem raises.", text),
-                   own_code_hint);
+            refuse_failure(
+                psprintf("The sqlstate \"%s\" is of class ID, which only idem raises.", text),
+                own_code_hint);
         case core::FailureFault::transient:
-            refuse(psprintf("The sqlstate \"%s\" says that a retry may succeed, but every retry "
-                            "would receive this failure.",
-                            text),
-                   "If a retry may succeed, call idem.release() or roll back instead of storing "
-                   "the failure. Otherwise choose another sqlstate, such as \"P0001\".");
+            refuse_failure(
+                psprintf("The sqlstate \"%s\" says that a retry may succeed, but every retry "
+                         "would receive this failure.",
+                         text),
+                "If a retry may succeed, call idem.release() or roll back instead of storing "
+                "the failure. Otherwise choose another sqlstate, such as \"P0001\".");
     }
 }
 
@@ -111,10 +117,11 @@ Jsonb* failure_of(const ErrorData& error) {
 
 void check_failure(Jsonb* failure, FailureUse use) {
     if (!JB_ROOT_IS_OBJECT(failure))
-        refuse("The value must be an object with the members sqlstate, message, detail and hint.",
-               shape_hint);
+        refuse_failure(
+            "The value must be an object with the members sqlstate, message, detail and hint.",
+            shape_hint);
     each_member(&failure->root, [use](std::string_view name, const JsonbValue& value) {
-        check_name(name, use);
+        check_member_name(name, use);
         check_text(name, value);
     });
     JsonbValue value;
@@ -122,7 +129,7 @@ void check_failure(Jsonb* failure, FailureUse use) {
     if (has_sqlstate && use == FailureUse::note) check_sqlstate_to_note(string_of(value));
     if (has_sqlstate && use == FailureUse::answer) check_sqlstate_to_raise(string_of(value));
     if (!has_sqlstate && !find_member(failure, "message", value))
-        refuse("The object has neither a message nor a sqlstate.", shape_hint);
+        refuse_failure("The object has neither a message nor a sqlstate.", shape_hint);
 }
 
 char* failure_member(Jsonb* failure, std::string_view name) {

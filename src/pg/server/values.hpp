@@ -8,7 +8,7 @@
 #include "pg/server/postgres.hpp"
 #include "pg/server/report.hpp"
 
-// Declares a function that SQL can call; its body follows.
+// Declares a function that SQL can call; its body follows. The name is the same in every namespace.
 #define IDEM_FUNCTION(name)                   \
     extern "C" {                              \
     PG_FUNCTION_INFO_V1(name);                \
@@ -124,6 +124,10 @@ class Row {
         if (value) set(column, TimestampTzGetDatum(*value));
     }
 
+    NullableDatum at(int column) const {
+        return {values_[static_cast<std::size_t>(column)],
+                nulls_[static_cast<std::size_t>(column)]};
+    }
     std::span<const Datum> values() const { return values_; }
     std::span<const bool> nulls() const { return nulls_; }
 

@@ -29,7 +29,7 @@ std::string_view copy(std::string_view from, char* to) {
     return {to, from.size()};
 }
 
-void read(const Slot& slot, Slot& copied) {
+void read_slot(const Slot& slot, Slot& copied) {
     for (;;) {
         int before;
         int after;
@@ -62,7 +62,7 @@ TransactionId prepared_writer(const SnapshotData& dirty, TupleTableSlot* slot) {
 
 }  // namespace
 
-void note_claim(const HeldClaim& claim) {
+void publish_claim(const HeldClaim& claim) {
     Assert(claim.tenant.size() <= core::max_tenant_bytes &&
            claim.key.size() <= core::max_key_bytes);
     Assert(claim.keys > 0);
@@ -76,7 +76,7 @@ void note_claim(const HeldClaim& claim) {
     PGSTAT_END_WRITE_ACTIVITY(&slot);
 }
 
-void note_no_claim() {
+void publish_no_claim() {
     Slot& slot = my_slot();
     PGSTAT_BEGIN_WRITE_ACTIVITY(&slot);
     slot.transaction.localTransactionId = InvalidLocalTransactionId;
@@ -86,7 +86,7 @@ void note_no_claim() {
 void show_running_claims(ShowClaim show, void* to) {
     for (int i = 0; slots != nullptr && i < MaxBackends; ++i) {
         Slot slot;
-        read(slots[i], slot);
+        read_slot(slots[i], slot);
         if (!VirtualTransactionIdIsValid(slot.transaction) || slot.database != MyDatabaseId)
             continue;
         const PGPROC* process = compat::process_running(slot.transaction);

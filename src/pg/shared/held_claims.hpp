@@ -38,8 +38,8 @@ struct HeldClaim {
 static_assert(std::is_trivially_copyable_v<HeldClaim>);
 
 // Notes the claim that this transaction shows, or that it shows none.
-void note_claim(const HeldClaim& claim);
-void note_no_claim();
+void publish_claim(const HeldClaim& claim);
+void publish_no_claim();
 
 // Each calls show(claim, to) for the claims of this database; a claim's texts live as long as that
 // call. No prepared transaction is found on a standby, which cannot tell it from a running one.

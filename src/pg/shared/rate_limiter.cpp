@@ -49,7 +49,7 @@ constinit HTAB* table = nullptr;
 constinit HTAB* holders = nullptr;
 constinit LWLock* lock = nullptr;
 
-BucketKey key_of(std::int32_t scope_id, std::string_view tenant) {
+BucketKey bucket_key(std::int32_t scope_id, std::string_view tenant) {
     Assert(tenant.size() <= core::max_tenant_bytes);
     BucketKey key{shared->seed, MyDatabaseId, scope_id, {}};
     std::copy(tenant.begin(), tenant.end(), key.tenant);
@@ -146,7 +146,7 @@ Entry* find_or_add(const BucketKey& key, TimestampTz now) {
     return entry;
 }
 
-std::int64_t charge(Entry& entry, std::int32_t per_minute, TimestampTz now) {
+std::int64_t take_token(Entry& entry, std::int32_t per_minute, TimestampTz now) {
     SpinLockAcquire(&entry.mutex);
     const std::int64_t wait = core::charge(entry.bucket, per_minute, now);
     SpinLockRelease(&entry.mutex);
@@ -158,7 +158,7 @@ std::int64_t charge(Entry& entry, std::int32_t per_minute, TimestampTz now) {
 Charge charge_bucket(std::int32_t scope_id, std::string_view tenant, std::int32_t per_minute,
                      TimestampTz now) {
     Assert(per_minute >= 1);
-    const BucketKey key = key_of(scope_id, tenant);
+    const BucketKey key = bucket_key(scope_id, tenant);
     LWLockAcquire(lock, LW_SHARED);
     Entry* entry = search(key, HASH_FIND);
     if (entry == nullptr) {
@@ -168,7 +168,7 @@ Charge charge_bucket(std::int32_t scope_id, std::string_view tenant, std::int32_
     }
     const Charge result =
         entry != nullptr
-            ? Charge{true, charge(*entry, per_minute, now)}
+            ? Charge{true, take_token(*entry, per_minute, now)}
             : Charge{false, std::max<std::int64_t>(full_for({MyDatabaseId, scope_id}, now), 1)};
     LWLockRelease(lock);
     return result;

@@ -54,7 +54,7 @@ ScopeIdentity identity(std::int32_t scope_id) {
     return {MyDatabaseId, table_oid(Table::scope), scope_id};
 }
 
-Slot* find(const ScopeIdentity& scope) {
+Slot* find_slot(const ScopeIdentity& scope) {
     for (Slot& slot : used_slots())
         if (slot.scope == scope) return &slot;
     return nullptr;
@@ -64,7 +64,7 @@ Slot* find(const ScopeIdentity& scope) {
 Slot* allot(const ScopeIdentity& scope) {
     Assert(LWLockHeldByMeInMode(lock, LW_EXCLUSIVE));
     Assert(OidIsValid(scope.database));
-    Slot* slot = find(ScopeIdentity{});
+    Slot* slot = find_slot(ScopeIdentity{});
     if (slot == nullptr && shared->used < shared->slots)
         slot = &all_slots()[static_cast<std::size_t>(shared->used++)];
     if (slot == nullptr) return nullptr;
@@ -75,11 +75,11 @@ Slot* allot(const ScopeIdentity& scope) {
 
 Slot* find_or_allot(const ScopeIdentity& scope) {
     LWLockAcquire(lock, LW_SHARED);
-    Slot* slot = find(scope);
+    Slot* slot = find_slot(scope);
     LWLockRelease(lock);
     if (slot != nullptr) return slot;
     LWLockAcquire(lock, LW_EXCLUSIVE);
-    slot = find(scope);
+    slot = find_slot(scope);
     if (slot == nullptr) slot = allot(scope);
     LWLockRelease(lock);
     return slot;
@@ -155,7 +155,7 @@ std::span<const ScopeIdentity> counted_scopes() {
 
 void give_up_stats(const ScopeIdentity& scope) {
     LWLockAcquire(lock, LW_EXCLUSIVE);
-    if (Slot* slot = find(scope); slot != nullptr) {
+    if (Slot* slot = find_slot(scope); slot != nullptr) {
         slot->scope = ScopeIdentity{};
         pg_atomic_fetch_add_u64(&shared->given_up, 1);
     }

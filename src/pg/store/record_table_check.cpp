@@ -21,7 +21,7 @@ namespace {
 
 using Fault = RecordTableFault;
 
-std::optional<FormData_pg_class> class_of(Oid relation) {
+std::optional<FormData_pg_class> pg_class_of(Oid relation) {
     HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
     if (!HeapTupleIsValid(tuple)) return std::nullopt;
     const FormData_pg_class form = *reinterpret_cast<const FormData_pg_class*>(GETSTRUCT(tuple));
@@ -38,7 +38,7 @@ Oid owner_of_schema() {
     return owner;
 }
 
-const char* role_name(Oid role) {
+const char* role_in_words(Oid role) {
     return OidIsValid(role) ? psprintf("role \"%s\"", GetUserNameFromId(role, false)) : "PUBLIC";
 }
 
@@ -74,7 +74,7 @@ Fault kind_fault(Oid table, const FormData_pg_class& form) {
 Fault owner_fault(Oid relation, const FormData_pg_class& form, Oid owner) {
     if (form.relowner == owner) return {};
     return {psprintf("Table %s is owned by %s, and idem by %s.", qualified_name(relation),
-                     role_name(form.relowner), role_name(owner)),
+                     role_in_words(form.relowner), role_in_words(owner)),
             psprintf("ALTER TABLE %s OWNER TO %s", qualified_name(relation), quoted_role(owner)),
             Fault::owner};
 }
@@ -82,7 +82,7 @@ Fault owner_fault(Oid relation, const FormData_pg_class& form, Oid owner) {
 }  // namespace
 
 RecordTableFault outward_fault(Oid table) {
-    const auto form = class_of(table);
+    const auto form = pg_class_of(table);
     if (!form)
         return {psprintf("There is no table with OID %u. It may have been dropped.", table),
                 "Name an existing table in idem.use_records().", Fault::gone};
@@ -90,7 +90,7 @@ RecordTableFault outward_fault(Oid table) {
         return {"It has no column of the type idem.key_digest.",
                 "Choose a table that idem.create_record_table() has created.", Fault::unmarked};
     if (const Fault fault = kind_fault(table, *form)) return fault;
-    const auto common = class_of(table_oid(Table::record));
+    const auto common = pg_class_of(table_oid(Table::record));
     return owner_fault(table, *form, common ? common->relowner : InvalidOid);
 }
 
@@ -121,7 +121,7 @@ std::optional<Oid> writer_in(SysCacheIdentifier cache, HeapTuple tuple, AttrNumb
 // Who owns the relation, and who else may change it. Only the catalog is read: a partition's parent
 // is not locked after the partition.
 Fault privileges_fault(Oid relation, Oid owner) {
-    const auto form = class_of(relation);
+    const auto form = pg_class_of(relation);
     if (!form) return {};
     if (const Fault fault = owner_fault(relation, *form, owner)) return fault;
     auto writer = writer_in(RELOID, SearchSysCache1(RELOID, ObjectIdGetDatum(relation)),
@@ -133,7 +133,7 @@ Fault privileges_fault(Oid relation, Oid owner) {
     if (!writer) return {};
     return {psprintf("Table %s may be changed by %s, which could write answers that idem then "
                      "returns.",
-                     qualified_name(relation), role_name(*writer)),
+                     qualified_name(relation), role_in_words(*writer)),
             psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER ON %s FROM %s "
                      "CASCADE",
                      qualified_name(relation), quoted_role(*writer)),

@@ -144,7 +144,7 @@ Fault fault_before_lock(Oid table) {
     return known && OidIsValid(table) ? Fault{} : outward_fault(table);
 }
 
-[[noreturn]] void refuse(Oid table, const Fault& fault) {
+[[noreturn]] void refuse_table(Oid table, const Fault& fault) {
     const bool gone = fault.kind == Fault::gone;
     const bool privilege = fault.kind == Fault::owner || fault.kind == Fault::privileges;
     const char* name = gone ? nullptr : qualified_name(table);
@@ -183,7 +183,7 @@ bool is_marked_table(Oid table) {
 
 Relation open_record_table(Oid table, LOCKMODE mode) {
     Relation relation;
-    if (const Fault fault = open_or_fault(table, mode, relation)) refuse(table, fault);
+    if (const Fault fault = open_or_fault(table, mode, relation)) refuse_table(table, fault);
     return relation;
 }
 

@@ -54,7 +54,7 @@ void set_last_id(std::int64_t id) {
 }
 
 // The column of a table that is marked as a record table; InvalidAttrNumber if it has none like it.
-AttrNumber column_of(Relation table, const char* name, Oid type) {
+AttrNumber find_column(Relation table, const char* name, Oid type) {
     const Oid relation = RelationGetRelid(table);
     const AttrNumber column = get_attnum(relation, name);
     if (column > 0 && get_atttype(relation, column) == type) return column;
@@ -62,7 +62,7 @@ AttrNumber column_of(Relation table, const char* name, Oid type) {
 }
 
 // The value of the column; without one, or without the column, what stands for it.
-Datum value_in(TupleTableSlot* slot, AttrNumber column, Datum otherwise) {
+Datum slot_value(TupleTableSlot* slot, AttrNumber column, Datum otherwise) {
     if (column == InvalidAttrNumber) return otherwise;
     bool null;
     const Datum value = slot_getattr(slot, column, &null);
@@ -70,7 +70,7 @@ Datum value_in(TupleTableSlot* slot, AttrNumber column, Datum otherwise) {
 }
 
 std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
-    return DatumGetInt32(value_in(slot, column, Int32GetDatum(0)));
+    return DatumGetInt32(slot_value(slot, column, Int32GetDatum(0)));
 }
 
 // A search of all record tables that reads them twice: before its caller takes a lock that stops
@@ -111,7 +111,7 @@ void read_on(Search& search, Relation table, Snapshot snapshot, Visit visit) {
 std::int64_t highest_id_in_records(Search& search, bool common_too) {
     std::int64_t highest = 0;
     for_each_marked_table([&](Relation table) {
-        const AttrNumber column = column_of(table, "scope", INT4OID);
+        const AttrNumber column = find_column(table, "scope", INT4OID);
         if (column == InvalidAttrNumber) return;
         if (!common_too && normalize_table(RelationGetRelid(table)) == common_records) return;
         read_on(search, table, SnapshotAny, [&](TupleTableSlot* slot) {
@@ -125,18 +125,18 @@ Keys count_keys(Search& search, std::optional<std::int32_t> scope, LOCKMODE lock
     Keys keys;
     const TimestampTz now = GetCurrentTimestamp();
     for_each_marked_table([&](Relation table) {
-        const AttrNumber ids = column_of(table, "scope", INT4OID);
-        const AttrNumber expires = column_of(table, "expires", TIMESTAMPTZOID);
+        const AttrNumber ids = find_column(table, "scope", INT4OID);
+        const AttrNumber expires = find_column(table, "expires", TIMESTAMPTZOID);
         if (ids == InvalidAttrNumber) return;
         if (lock != NoLock) LockRelationOid(RelationGetRelid(table), lock);
-        read_on(search, table, lock == NoLock ? search.held : SnapshotSelf,
-                [&](TupleTableSlot* slot) {
-                    const TimestampTz expiry =
-                        DatumGetTimestampTz(value_in(slot, expires, TimestampTzGetDatum(DT_NOEND)));
-                    if ((scope && id_in(slot, ids) != *scope) || expiry <= now) return;
-                    keys.until = std::max(keys.until, expiry);
-                    ++keys.records;
-                });
+        read_on(
+            search, table, lock == NoLock ? search.held : SnapshotSelf, [&](TupleTableSlot* slot) {
+                const TimestampTz expiry =
+                    DatumGetTimestampTz(slot_value(slot, expires, TimestampTzGetDatum(DT_NOEND)));
+                if ((scope && id_in(slot, ids) != *scope) || expiry <= now) return;
+                keys.until = std::max(keys.until, expiry);
+                ++keys.records;
+            });
     });
     Relation watermarks = open_table(Table::watermark, AccessShareLock);
     if (lock != NoLock) LockRelationOid(RelationGetRelid(watermarks), lock);

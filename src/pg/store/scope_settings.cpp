@@ -9,13 +9,13 @@
 namespace idem::pg {
 namespace {
 
-[[noreturn]] void refuse(const Setting& setting, const char* detail) {
+[[noreturn]] void refuse_value(const Setting& setting, const char* detail) {
     report::invalid_argument(setting.name, detail, psprintf("The setting says %s.", setting.says));
 }
 
 TextList list_of(const Setting& setting, Datum value) {
     ArrayType* list = DatumGetArrayTypeP(value);
-    if (ARR_NDIM(list) > 1) refuse(setting, "The array must have one dimension.");
+    if (ARR_NDIM(list) > 1) refuse_value(setting, "The array must have one dimension.");
     return texts_of(list);
 }
 
@@ -101,7 +101,7 @@ void check_word(const Setting& setting, Datum value, std::span<const std::string
     if (std::ranges::find(among, view_of(DatumGetTextPP(value))) != among.end()) return;
     const char* words_said = strchr(setting.says, ':');
     Assert(words_said != nullptr);
-    refuse(setting, psprintf("The value must be%s.", words_said + 1));
+    refuse_value(setting, psprintf("The value must be%s.", words_said + 1));
 }
 
 void read_value(bool& member, Datum value) {

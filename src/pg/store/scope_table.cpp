@@ -25,9 +25,9 @@ const char* text_of_value(Oid type, NullableDatum value) {
 // The list gets a number when it is first used, and has it again when it returns: fingerprints keep
 // the number. Changes of scopes are serialised, so that two lists never get the same number.
 void number_request_list(ScopeRow& row) {
-    ArrayType* lists = DatumGetArrayTypeP(value_in(row, column_request_lists).value);
+    ArrayType* lists = DatumGetArrayTypeP(row.at(column_request_lists).value);
     const TextList texts = texts_of(lists);
-    const char* text = text_of_value(TEXTARRAYOID, value_in(row, column_exclude));
+    const char* text = text_of_value(TEXTARRAYOID, row.at(column_exclude));
     if (strcmp(text, "{}") == 0 || std::ranges::find(texts, text) != texts.end()) return;
     int next = static_cast<int>(texts.size()) + 1;
     row.set(column_request_lists,
@@ -35,7 +35,7 @@ void number_request_list(ScopeRow& row) {
                               -1, -1, false, TYPALIGN_INT));
 }
 
-void check_name(std::string_view name) {
+void check_scope_name(std::string_view name) {
     if (name.empty() || name.size() > core::max_scope_bytes)
         report::invalid_argument("name", "The name must have 1 to 63 bytes.",
                                  "Pass the name of a family of operations, such as 'payments'.");
@@ -44,12 +44,12 @@ void check_name(std::string_view name) {
 // The scope's ttl must satisfy the scope's own limits. The error names what the call has changed.
 void check_ttl(const ScopeRow& row, const ScopeRow* before, const char* limit, int column,
                const char* detail) {
-    const NullableDatum value = value_in(row, column);
-    const NullableDatum ttl = value_in(row, column_of("ttl"));
+    const NullableDatum value = row.at(column);
+    const NullableDatum ttl = row.at(column_of("ttl"));
     if (value.isnull || duration(limit, *DatumGetIntervalP(value.value)) <=
                             duration("ttl", *DatumGetIntervalP(ttl.value)))
         return;
-    if (before != nullptr && same_value(INTERVALOID, value_in(*before, column), value))
+    if (before != nullptr && same_value(INTERVALOID, before->at(column), value))
         report::invalid_argument(
             "ttl", psprintf("The ttl must not be shorter than the scope's \"%s\".", limit),
             psprintf("Pass a longer \"ttl\", or a shorter \"%s\" as well.", limit));
@@ -67,11 +67,11 @@ void complete(ScopeRow& row, const ScopeRow* before = nullptr) {
 }
 
 // A table that is older than the library has no column for the newest settings.
-TupleTableSlot* slot_of(Relation relation, const ScopeRow& row) {
+TupleTableSlot* filled_slot(Relation relation, const ScopeRow& row) {
     const int natts = RelationGetNumberOfAttributes(relation);
     for (int i = natts; i < columns; ++i) {
         const Setting& setting = settings[static_cast<std::size_t>(i - first_setting)];
-        if (!same_value(setting.type, value_in(row, i), preset_value(setting)))
+        if (!same_value(setting.type, row.at(i), preset_value(setting)))
             check_columns(natts, columns);
     }
     const auto size = static_cast<std::size_t>(std::min(natts, columns));
@@ -88,7 +88,7 @@ StoredScope copy_row(TupleTableSlot* slot) {
                                                        TupleDescAttr(table, i)->attlen)
                                            : *value);
     }
-    if (role_name(DatumGetObjectId(value_in(stored.row, column_owner).value)) == nullptr)
+    if (role_name(DatumGetObjectId(stored.row.at(column_owner).value)) == nullptr)
         stored.row.set(column_owner, ObjectIdGetDatum(InvalidOid));
     return stored;
 }
@@ -104,8 +104,8 @@ void require_same(const ScopeRow& stored, const ScopeRow& given, const char* hin
     StringInfoData text;
     initStringInfo(&text);
     const auto compare = [&](const char* name, Oid type, int column) {
-        const NullableDatum is = value_in(stored, column);
-        const NullableDatum would_be = value_in(given, column);
+        const NullableDatum is = stored.at(column);
+        const NullableDatum would_be = given.at(column);
         if (same_value(type, is, would_be)) return;
         const auto shown = [type](NullableDatum value) {
             return value.isnull ? "NULL" : text_of_value(type, value);
@@ -125,7 +125,7 @@ void require_same(const ScopeRow& stored, const ScopeRow& given, const char* hin
 }
 
 ScopeRow new_scope(std::string_view name) {
-    check_name(name);
+    check_scope_name(name);
     ScopeRow row;
     row.set_text(column_name, name);
     row.set_pointer(column_request_lists, construct_empty_array(TEXTOID));
@@ -164,11 +164,11 @@ const char* scope_definition(std::int32_t id) {
     StringInfoData call;
     initStringInfo(&call);
     appendStringInfo(&call, "SELECT idem.create_scope(%s",
-                     quote_literal_cstr(text_of_value(TEXTOID, value_in(scope.row, column_name))));
+                     quote_literal_cstr(text_of_value(TEXTOID, scope.row.at(column_name))));
     ArrayBuildState* unnamed = nullptr;
     for (std::size_t i = 0; i < settings.size(); ++i) {
         const Setting& setting = settings[i];
-        const NullableDatum value = value_in(scope.row, column_of(i));
+        const NullableDatum value = scope.row.at(column_of(i));
         if (same_value(setting.type, value, preset_value(setting))) continue;
         const char* text = text_of_value(setting.type, value);
         if (i >= named_settings)
@@ -186,7 +186,7 @@ const char* scope_definition(std::int32_t id) {
             &call, ", settings => %s",
             quote_literal_cstr(text_of_value(
                 TEXTARRAYOID, {makeArrayResult(unnamed, CurrentMemoryContext), false})));
-    const char* owner = role_name(DatumGetObjectId(value_in(scope.row, column_owner).value));
+    const char* owner = role_name(DatumGetObjectId(scope.row.at(column_owner).value));
     if (owner != nullptr) appendStringInfo(&call, ", owner => %s", quote_literal_cstr(owner));
     appendStringInfoString(&call, ");");
     return call.data;
@@ -212,7 +212,7 @@ bool insert_scope(ScopeRow& row, bool if_not_exists) {
                      errhint("Change the existing scope with idem.alter_scope(), or choose another "
                              "name.")));
         const ScopeRow stored = stored_scope(existing->id).row;
-        row.set(column_request_lists, value_in(stored, column_request_lists));
+        row.set(column_request_lists, stored.at(column_request_lists));
         require_same(stored, row,
                      "Pass the settings of the existing scope, which idem.scope_ddl() shows, or "
                      "change them first with idem.alter_scope().");
@@ -233,7 +233,7 @@ StoredScope stored_scope(std::int32_t id) {
 void update_scope(StoredScope& scope, const ScopeRow& before) {
     Relation relation = open_to_change(Table::scope);
     complete(scope.row, &before);
-    TupleTableSlot* slot = slot_of(relation, scope.row);
+    TupleTableSlot* slot = filled_slot(relation, scope.row);
     const TM_Result result = update_row(relation, scope.tid, slot);
     if (result != TM_Ok) elog(ERROR, "unexpected result %d of changing a scope", result);
     ExecDropSingleTupleTableSlot(slot);
@@ -263,8 +263,8 @@ ScopeRow checked_row(HeapTupleHeader scope) {
         row.set(i, value.value);
     }
     complete(row);
-    check_name(name_of(row));
-    const Oid owner = DatumGetObjectId(value_in(row, column_owner).value);
+    check_scope_name(name_of(row));
+    const Oid owner = DatumGetObjectId(row.at(column_owner).value);
     if (OidIsValid(owner)) change_owner(row, owner);
     return row;
 }
@@ -272,9 +272,9 @@ ScopeRow checked_row(HeapTupleHeader scope) {
 // The row goes past the table's NOT NULL constraints.
 void place_scope(const ScopeRow& row) {
     for (std::size_t i = 0; i < settings.size(); ++i)
-        Assert(settings[i].preset == nullptr || !value_in(row, column_of(i)).isnull);
+        Assert(settings[i].preset == nullptr || !row.at(column_of(i)).isnull);
     Relation relation = open_to_change(Table::scope);
-    TupleTableSlot* slot = slot_of(relation, row);
+    TupleTableSlot* slot = filled_slot(relation, row);
     insert_row(relation, slot);
     ExecDropSingleTupleTableSlot(slot);
     close_changed(relation);

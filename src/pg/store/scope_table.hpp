@@ -10,16 +10,11 @@ namespace idem::pg {
 
 using ScopeRow = Row<scope_row::columns>;
 
-inline NullableDatum value_in(const ScopeRow& row, int column) {
-    const auto i = static_cast<std::size_t>(column);
-    return {row.values()[i], row.nulls()[i]};
-}
-
 inline std::int32_t id_of(const ScopeRow& row) {
-    return DatumGetInt32(value_in(row, scope_row::column_id).value);
+    return DatumGetInt32(row.at(scope_row::column_id).value);
 }
 inline std::string_view name_of(const ScopeRow& row) {
-    return view_of(DatumGetTextPP(value_in(row, scope_row::column_name).value));
+    return view_of(DatumGetTextPP(row.at(scope_row::column_name).value));
 }
 
 // The row of a new scope, whose settings have their defaults. Raises 22023 unless the name has 1 to

@@ -10,7 +10,7 @@ constinit Prepare* prepare_to_fire = nullptr;
 
 constexpr int any_event = TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE;
 
-int event_of(CmdType command) {
+int trigger_event(CmdType command) {
     switch (command) {
         case CMD_INSERT:
             return TRIGGER_TYPE_INSERT;
@@ -131,7 +131,7 @@ std::optional<UntrustedTrigger> untrusted_trigger(Relation table) {
 }
 
 void refuse_before_triggers(Relation table, CmdType command) {
-    const Trigger* trigger = find_trigger(table, event_of(command), is_before);
+    const Trigger* trigger = find_trigger(table, trigger_event(command), is_before);
     if (trigger == nullptr) return;
     ereport(ERROR,
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

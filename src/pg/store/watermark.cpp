@@ -19,15 +19,15 @@ enum Column {
 };
 static_assert(columns == watermark_columns);
 
-Datum column(TupleTableSlot* slot, Column which) {
+Datum watermark_column(TupleTableSlot* slot, Column which) {
     bool null;
     return slot_getattr(slot, which + 1, &null);
 }
 
 bool is_of(TupleTableSlot* slot, const Key& source) {
-    return DatumGetInt32(column(slot, column_scope)) == source.scope_id &&
-           view_of(DatumGetTextPP(column(slot, column_source))) == source.key &&
-           view_of(DatumGetTextPP(column(slot, column_tenant))) == source.tenant;
+    return DatumGetInt32(watermark_column(slot, column_scope)) == source.scope_id &&
+           view_of(DatumGetTextPP(watermark_column(slot, column_source))) == source.key &&
+           view_of(DatumGetTextPP(watermark_column(slot, column_tenant))) == source.tenant;
 }
 
 constexpr const char* moved_meanwhile =
@@ -37,8 +37,8 @@ constexpr const char* moved_meanwhile =
     report::serialization_failure(moved_meanwhile);
 }
 
-ChangeResult move(Relation table, const Key& source, const Watermark& from, std::int64_t seq,
-                  WaitBound& bound) {
+ChangeResult move_watermark(Relation table, const Key& source, const Watermark& from,
+                            std::int64_t seq, WaitBound& bound) {
     Assert(!from.seq || ItemPointerIsValid(&from.tid));
     const pg_uuid_t digest = uuid_of(source.digest);
     Row<columns> row;
@@ -65,7 +65,7 @@ ChangeResult move(Relation table, const Key& source, const Watermark& from, std:
 }  // namespace
 
 std::int32_t watermark_scope(TupleTableSlot* slot) {
-    return DatumGetInt32(column(slot, column_scope));
+    return DatumGetInt32(watermark_column(slot, column_scope));
 }
 
 // A row that is being moved has two versions: one counts, the other tells who is moving it.
@@ -81,7 +81,7 @@ Watermark find_watermark(const Key& source, Access access) {
         const core::Presence presence = scan.presence();
         if (presence != core::Presence::own && scan.writer().valid()) found.writer = scan.writer();
         if (presence == core::Presence::inserting) continue;
-        found.seq = DatumGetInt64(column(scan.slot(), column_seq));
+        found.seq = DatumGetInt64(watermark_column(scan.slot(), column_seq));
         found.tid = scan.slot()->tts_tid;
         in_snapshot = presence == core::Presence::own || scan.in_snapshot();
     }
@@ -97,7 +97,7 @@ ChangeResult write_watermark(const Key& source, const Watermark& from,
                              std::optional<std::int64_t> seq, WaitBound& bound) {
     Assert(KeyLock(source.digest).is_held());
     const KeyedTable table(table_oid(Table::watermark), Access::write);
-    const ChangeResult result = seq ? move(table.table(), source, from, *seq, bound)
+    const ChangeResult result = seq ? move_watermark(table.table(), source, from, *seq, bound)
                                     : delete_at(table, from.tid, bound, moved_meanwhile);
     table.close();
     return result;
@@ -108,11 +108,11 @@ std::span<const Key> sources_of(std::int32_t scope_id, std::string_view tenant) 
     initStringInfo(&found);
     scan_committed(Table::watermark, [&, tenant](TupleTableSlot* slot) {
         if (watermark_scope(slot) != scope_id ||
-            view_of(DatumGetTextPP(column(slot, column_tenant))) != tenant)
+            view_of(DatumGetTextPP(watermark_column(slot, column_tenant))) != tenant)
             return;
-        text* source = DatumGetTextPCopy(column(slot, column_source));
+        text* source = DatumGetTextPCopy(watermark_column(slot, column_source));
         Key key{scope_id, tenant, view_of(source), {}};
-        memcpy(key.digest.data(), DatumGetUUIDP(column(slot, column_digest))->data,
+        memcpy(key.digest.data(), DatumGetUUIDP(watermark_column(slot, column_digest))->data,
                key.digest.size());
         appendBinaryStringInfo(&found, reinterpret_cast<const char*>(&key), sizeof key);
     });
