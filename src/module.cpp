@@ -2,10 +2,7 @@
 // caches, the ends of transactions, shared memory and the launcher. What several parts register
 // with the server is here as a list, in the order in which it is called.
 #include "pg/open_claims.hpp"
-#include "pg/server/compat.hpp"
 #include "pg/server/guc.hpp"
-#include "pg/server/postgres.hpp"
-#include "pg/server/wakeup.hpp"
 #include "pg/shared/held_claims.hpp"
 #include "pg/shared/rate_limiter.hpp"
 #include "pg/shared/stats.hpp"

@@ -3,6 +3,7 @@
 #include "faults.hpp"
 #include "pg/server/compat.hpp"
 #include "pg/server/test_seam.hpp"
+#include "pg/server/values.hpp"
 #include "rehearsal.hpp"
 
 extern "C" {
@@ -22,6 +23,8 @@ bool at_event(pg::seam::Event event, const char* name) {
         case Event::conflict:
             note_conflict();
             break;
+        case Event::noted:
+            return rehearsing;
         case Event::granting:
             return is_busy();
         case Event::claimed:
@@ -33,6 +36,14 @@ bool at_event(pg::seam::Event event, const char* name) {
 }
 
 }  // namespace
+
+// How many backends wait for a wake-up. No script declares it; idem's own tests do.
+IDEM_FUNCTION(idem_test_announced_waits) {
+    (void)fcinfo;
+    const auto announced_waits = pg::seam::find()->announced_waits;  // NULL until idem is loaded
+    PG_RETURN_INT32(announced_waits == nullptr ? 0 : announced_waits());
+}
+
 }  // namespace idem::testing
 
 void _PG_init(void) {

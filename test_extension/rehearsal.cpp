@@ -73,8 +73,10 @@ int& place_in(ClaimTally& tally, const pg::Claim& claim) {
     switch (claim.phase) {
         case pg::Phase::open:
             return atomic ? tally.open_atomic : tally.open_leased;
-        case pg::Phase::finished:
-            return claim.failed ? tally.failed : tally.completed;
+        case pg::Phase::completed:
+            return tally.completed;
+        case pg::Phase::failed:
+            return tally.failed;
         case pg::Phase::released:
             break;
     }

@@ -8,11 +8,8 @@
 // lock; revoke() cuts it.
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
-#include "core/duration.hpp"
 #include "pg/purge.hpp"
 #include "pg/server/owner.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/key_lock.hpp"
 #include "pg/store/scope.hpp"
 #include "pg/store/watermark.hpp"
@@ -99,7 +96,6 @@ pg::NewRecord revoked(const pg::Record& old, const pg::Scope& scope) {
     return record;
 }
 
-// False unless the operation is unfinished.
 bool revoke(const KeyCall& call) {
     pg::WaitBound bound(call.scope->wait);
     bool live = false;
@@ -230,7 +226,6 @@ TenantCall read_tenant_call(FunctionCallInfo fcinfo, const char* function, Chang
     return {&scope, tenant_in(scope, checked_tenant(tenant)), force, change};
 }
 
-// Why the call does not reach the table's records.
 pg::RecordTableFault obstacle(Oid table, const TenantCall& call) {
     const auto fault = pg::fault_of_record_table(table).value_or(pg::RecordTableFault{});
     return fault || call.change != erase ? fault : pg::rewriting_fault(table);
@@ -305,7 +300,6 @@ std::int64_t change_tenant(const TenantCall& call) {
 
 // ---- Streams ------------------------------------------------------------------------------------
 
-// Sets the watermark, or deletes it, whatever it was; returns what it was.
 std::optional<std::int64_t> reset_stream(const pg::Key& source, std::optional<std::int64_t> seq,
                                          pg::WaitBound& bound) {
     pg::KeyLock lock(source.digest);
@@ -323,7 +317,6 @@ std::optional<std::int64_t> reset_stream(const pg::Key& source, std::optional<st
 
 // ---- The SQL functions --------------------------------------------------------------------------
 
-// After the scope and the key.
 constexpr int arg_tenant = 2;
 constexpr int arg_force = 3;
 
@@ -357,7 +350,6 @@ IDEM_FUNCTION(idem_forget_tenant) {
     require_writable("forget_tenant");
     const auto call = read_tenant_call(fcinfo, "forget_tenant", forget);
     const std::int64_t forgotten = change_tenant(call);
-    // The watermarks say how far the tenant's streams have come.
     pg::WaitBound bound(call.scope->wait);
     for (const pg::Key& source : pg::sources_of(call.scope->id, call.tenant))
         (void)reset_stream(source, std::nullopt, bound);

@@ -2,11 +2,8 @@
 #include "api/admission.hpp"
 
 #include "api/arguments.hpp"
-#include "core/key.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/server/guc.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/shared/stats.hpp"
 
 namespace idem::api {

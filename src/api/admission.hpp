@@ -4,7 +4,6 @@
 // key is.
 #pragma once
 
-#include "pg/server/postgres.hpp"
 #include "pg/shared/rate_limiter.hpp"
 #include "pg/store/scope.hpp"
 
@@ -24,7 +23,6 @@ bool is_stale_key(const pg::Scope& scope, std::string_view key, std::int64_t ttl
 pg::Charge charge_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
                           TimestampTz now);
 
-// ID009, for a charge that is refused.
 [[noreturn]] void refuse_limited(const pg::Scope& scope, const pg::Charge& charge);
 
 // Both, for a record with the scope's TTL. Raises ID010 or ID009, and ID013 without a tenant that

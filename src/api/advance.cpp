@@ -10,9 +10,7 @@
 #include "api/admission.hpp"
 #include "api/arguments.hpp"
 #include "api/locked_key.hpp"
-#include "core/decision.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/server/report.hpp"
 #include "pg/shared/stats.hpp"
 #include "pg/store/key_lock.hpp"
 #include "pg/store/token.hpp"
@@ -55,7 +53,7 @@ void remember_source(const Call& call) {
         call.key, call.scope->name,
         {core::TokenKind::atomic, call.key.digest, core::first_attempt, pg::random_bits()});
     claim.of_source = true;
-    pg::close_claim(pg::remember_claim(claim), pg::Phase::finished);
+    pg::close_claim(pg::remember_claim(claim), pg::Phase::completed);
 }
 
 void advance_to(const Call& call, const pg::Watermark& from, pg::WaitBound& bound) {
@@ -70,7 +68,8 @@ bool advance(const Call& call) {
     pg::KeyLock lock(call.key.digest);
     bool locked = lock.try_acquire();
     for (;;) {
-        const pg::Watermark mark = pg::find_watermark(call.key, pg::Access{locked});
+        const pg::Watermark mark =
+            pg::find_watermark(call.key, locked ? pg::Access::write : pg::Access::read);
         const SequencePosition position = core::judge_sequence(mark.seq, call.seq, call.contiguous);
         if (position == SequencePosition::behind) {
             if (locked) lock.release();

@@ -1,8 +1,6 @@
 #include "api/arguments.hpp"
 
-#include "core/key.hpp"
 #include "pg/server/guc.hpp"
-#include "pg/server/report.hpp"
 #include "pg/server/test_seam.hpp"
 #include "pg/store/version.hpp"
 
@@ -33,7 +31,6 @@ std::string_view checked(std::optional<std::string_view> name, const char* what,
     return *name;
 }
 
-// Whether the client's statement is an EXPLAIN without ANALYZE.
 bool only_explains() {
     if (ActivePortal == nullptr || list_length(ActivePortal->stmts) != 1) return false;
     const Node* statement = linitial_node(PlannedStmt, ActivePortal->stmts)->utilityStmt;
@@ -47,7 +44,6 @@ bool only_explains() {
     return !analyze;
 }
 
-// Whether the caller could take on the role of this name.
 bool may_act_for(const char* role) {
     const Oid oid = get_role_oid(role, true);
     return OidIsValid(oid) ? has_privs_of_role(GetOuterUserId(), oid)

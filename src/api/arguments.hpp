@@ -47,17 +47,14 @@ std::string_view checked_tenant(std::optional<std::string_view> tenant);
 // privileges of the role of that name. In a scope that takes it from the role, it is never empty.
 std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant);
 
-// The argument "force" of the functions that throw something away.
 bool force_arg(FunctionCallInfo fcinfo, int n);
 
 // Raises ID007 if the scope requires a tenant and this one is empty. A rule for new keys: only for
 // a key that has no record.
 void require_tenant(const pg::Scope& scope, std::string_view tenant);
 
-// For a checked key and tenant.
 pg::Key key_of(const pg::Scope& scope, std::string_view tenant, std::string_view key);
 
-// A call for one key, or for one source of messages.
 struct KeyCall {
     const pg::Scope* scope;  // that the current user may use
     pg::Key key;

@@ -12,7 +12,6 @@
 #include "api/locked_key.hpp"
 #include "api/lookup.hpp"
 #include "pg/server/failure.hpp"
-#include "pg/store/document.hpp"
 #include "pg/store/key_lock.hpp"
 #include "pg/store/token.hpp"
 
@@ -41,7 +40,7 @@ void store_failure(const pg::Key& key, const pg::Scope& scope, const pg::Found& 
     claim.fingerprint = pg::fingerprint_of_any();
     claim.created = now;
     claim.ttl = scope.ttl;
-    count_claim(scope, key, found, false);
+    count_claim(scope, key, found, core::Verdict::claim);
     (void)finish_atomic(pg::remember_claim(claim),
                         {.state = core::State::failed, .error = error, .timed = false});
 }

@@ -8,9 +8,7 @@
 #include "pg/server/failure.hpp"
 #include "pg/server/guc.hpp"
 #include "pg/server/test_seam.hpp"
-#include "pg/server/values.hpp"
 #include "pg/shared/stats.hpp"
-#include "pg/store/document.hpp"
 #include "pg/store/key_lock.hpp"
 #include "pg/store/token.hpp"
 
@@ -42,7 +40,7 @@ bool is_same_request(const ClaimCall& call, const pg::Found& found, TimestampTz 
 // The probe follows the lock, and the clock is read after the probe, so that no decision rests on
 // what was true before the lock was granted.
 KeyState read_state(const ClaimCall& call, bool locked) {
-    const pg::Records records(call.key.table, pg::Access{locked});
+    const pg::Records records(call.key.table, locked ? pg::Access::write : pg::Access::read);
     if (locked) pg::check_place(call.key.scope_id, call.key.table);
     records.check_tenant(call.key.tenant);
     const pg::Found found = pg::probe(records, call.key);
@@ -115,7 +113,6 @@ pg::Claim new_claim(const ClaimCall& call, const KeyState& state, const pg::Reco
     return claim;
 }
 
-// The row of the new attempt.
 pg::NewRecord leased_record(const ClaimCall& call, const pg::Claim& claim, const pg::Record& old) {
     const bool taken_over = claim.token.attempt > core::first_attempt;
     pg::NewRecord record = taken_over ? pg::NewRecord(old) : pg::NewRecord(call.key);
@@ -130,7 +127,6 @@ pg::NewRecord leased_record(const ClaimCall& call, const pg::Claim& claim, const
     return record;
 }
 
-// Another transaction, a lease or a pause has outlasted the wait.
 ClaimResult held_by(const pg::Holder& holder, const pg::WaitBound& bound) {
     return {.outcome = Outcome::in_progress,
             .holder = holder,
@@ -153,12 +149,11 @@ ClaimResult make_claim(const ClaimCall& call, const KeyState& state, pg::WaitBou
         pg::commit_durably();
         result.expires = record.expires();
     }
-    count_claim(*call.scope, call.key, state.found, state.verdict == Verdict::take_over);
+    count_claim(*call.scope, call.key, state.found, state.verdict);
     result.claim = &pg::remember_claim(claim);
     return result;
 }
 
-// What the scope requires of the arguments for a new key.
 void check_new_claim(const ClaimCall& call) {
     require_tenant(*call.scope, call.key.tenant);
     if (call.scope->request_required && call.request == nullptr)
@@ -217,10 +212,15 @@ ClaimResult resolve(const ClaimCall& call, const KeyState& state) {
             return {.outcome = Outcome::conflict,
                     .conflict =
                         explain_conflict(*call.scope, call.request, state.found.record, state.now)};
-        default:
-            Assert(state.verdict == Verdict::serialization_failure);
+        case Verdict::serialization_failure:
             refuse_unseen();
+        case Verdict::claim:
+        case Verdict::take_over:
+        case Verdict::in_flight:
+        case Verdict::leased:
+            break;
     }
+    elog(ERROR, "verdict %d does not resolve a claim", static_cast<int>(state.verdict));
 }
 
 // ---- 4. The protocol ----------------------------------------------------------------------------
@@ -286,6 +286,7 @@ constexpr Shown shown[] = {{"claimed"},
                            {"stale_key"},
                            {"limited"},
                            {"limited"}};
+static_assert(std::size(shown) == static_cast<std::size_t>(Outcome::no_room) + 1);
 
 const Shown& shown_of(const ClaimResult& result) {
     return shown[static_cast<std::size_t>(result.outcome)];
@@ -311,31 +312,6 @@ void note_outcome(const ClaimCall& call, const ClaimResult& result) {
                                call.key.key, result.record.attempt());
 }
 
-}  // namespace
-
-// Retries come within minutes. What comes later may be another operation under the same key.
-void count_if_late(std::int32_t scope_id, const pg::Record& replayed) {
-    constexpr std::int64_t late = 5 * SECS_PER_MINUTE * USECS_PER_SEC;
-    const auto completed = replayed.completed_at();
-    if (completed && GetCurrentStatementStartTimestamp() - *completed > late)
-        pg::count(scope_id, Counter::late_replays);
-}
-
-void count_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
-                 bool taken_over) {
-    pg::count(scope.id, taken_over ? Counter::takeovers : Counter::claims);
-    if (!taken_over && found.presence != core::Presence::absent)
-        pg::count(scope.id, Counter::expired_reused);
-    if (!taken_over) return;
-    const pg::Record& old = found.record;
-    if (old.nonce())
-        report::log_transition("lease has lapsed", scope.name, key.tenant, key.key, old.attempt());
-    report::log_transition("operation was taken over", scope.name, key.tenant, key.key,
-                           old.attempt() + 1);
-}
-
-namespace {
-
 // Undecided: neither the caller nor another one is told that it failed.
 [[noreturn]] void refuse_exhausted(std::string_view key, const pg::Record& record,
                                    std::int64_t retry_after) {
@@ -353,6 +329,28 @@ namespace {
 }
 
 }  // namespace
+
+// Retries come within minutes. What comes later may be another operation under the same key.
+void count_if_late(std::int32_t scope_id, const pg::Record& replayed) {
+    constexpr std::int64_t late = 5 * SECS_PER_MINUTE * USECS_PER_SEC;
+    const auto completed = replayed.completed_at();
+    if (completed && GetCurrentStatementStartTimestamp() - *completed > late)
+        pg::count(scope_id, Counter::late_replays);
+}
+
+void count_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
+                 Verdict verdict) {
+    const bool taken_over = verdict == Verdict::take_over;
+    pg::count(scope.id, taken_over ? Counter::takeovers : Counter::claims);
+    if (!taken_over && found.presence != core::Presence::absent)
+        pg::count(scope.id, Counter::expired_reused);
+    if (!taken_over) return;
+    const pg::Record& old = found.record;
+    if (old.nonce())
+        report::log_transition("lease has lapsed", scope.name, key.tenant, key.key, old.attempt());
+    report::log_transition("operation was taken over", scope.name, key.tenant, key.key,
+                           old.attempt() + 1);
+}
 
 void refuse_claim(const ClaimCall& call, const ClaimResult& result) {
     const std::string_view key = call.key.key;

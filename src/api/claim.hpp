@@ -9,18 +9,15 @@
 #include "api/arguments.hpp"
 #include "api/conflict.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/server/holder.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/wait.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 
 namespace idem::api {
 
 struct ClaimCall : KeyCall {
-    Jsonb* request;
-    std::int64_t ttl;                     // microseconds
-    std::int64_t wait;                    // microseconds: one bound for all waits of the call
+    Jsonb* request = nullptr;
+    std::int64_t ttl = 0;                 // microseconds
+    std::int64_t wait = 0;                // microseconds: one bound for all waits of the call
     std::optional<std::int64_t> lease{};  // microseconds; not set for an atomic claim
     bool completes = false;               // once(): in the same call; and waits as the scope says
 };
@@ -63,7 +60,7 @@ ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz
 // Counts a claim, or a takeover of the row that was found. Logs of a takeover that the old attempt
 // has lapsed, unless it was released, and that the next one has begun.
 void count_claim(const pg::Scope& scope, const pg::Key& key, const pg::Found& found,
-                 bool taken_over);
+                 core::Verdict verdict);
 
 // Counts a replay that came long after the operation has finished, besides Counter::replays.
 void count_if_late(std::int32_t scope_id, const pg::Record& replayed);

@@ -2,15 +2,12 @@
 
 #include "pg/server/catalog.hpp"
 #include "pg/server/guc.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 
 namespace idem::api {
 namespace {
 
 namespace report = pg::report;
 
-// Compares what is left of the requests without the excluded members.
 void compare_requests(Conflict& conflict, Jsonb* given, Jsonb* stored, pg::PathList exclude) {
     HeapTupleHeader row = DatumGetHeapTupleHeader(
         pg::call_internal("differences", {{JSONBOID, JsonbPGetDatum(pg::redact(given, exclude))},

@@ -4,7 +4,6 @@
 // says in what: callers see names of members, never values of the first request.
 #pragma once
 
-#include "pg/store/document.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 
@@ -21,7 +20,6 @@ struct Conflict {
 Conflict explain_conflict(const pg::Scope& scope, Jsonb* request, const pg::Record& record,
                           TimestampTz now);
 
-// Raises ID002.
 [[noreturn]] void refuse_conflict(std::string_view key, const Conflict& conflict);
 // The same, at the level of idem.log_conflicts, which is below ERROR.
 void log_conflict(const pg::Scope& scope, const pg::Key& key, const Conflict& conflict);

@@ -7,11 +7,8 @@
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/finish.hpp"
-#include "core/errors.hpp"
-#include "pg/server/compat.hpp"
 #include "pg/server/failure.hpp"
 #include "pg/server/subtransaction.hpp"
-#include "pg/server/values.hpp"
 
 namespace idem::api {
 namespace {
@@ -45,10 +42,11 @@ Oid checked_operation(FunctionCallInfo fcinfo) {
             "Pass its name with the type of its argument, such as 'make_payment(jsonb)'.");
     // Checked before the claim: a missing privilege says nothing about the operation's outcome.
     const Oid role = GetUserId();
-    if (object_aclcheck(ProcedureRelationId, operation, role, ACL_EXECUTE) != ACLCHECK_OK)
+    if (pg::compat::object_aclcheck(ProcedureRelationId, operation, role, ACL_EXECUTE) !=
+        ACLCHECK_OK)
         aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, name);
     const Oid schema = get_func_namespace(operation);
-    if (object_aclcheck(NamespaceRelationId, schema, role, ACL_USAGE) != ACLCHECK_OK)
+    if (pg::compat::object_aclcheck(NamespaceRelationId, schema, role, ACL_USAGE) != ACLCHECK_OK)
         aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_SCHEMA, get_namespace_name(schema));
     return operation;
 }
@@ -100,7 +98,6 @@ bool is_final_here(std::string_view sqlstate, std::int32_t scope_id) {
     return scope != nullptr && core::is_final(scope->final_sqlstates, sqlstate);
 }
 
-// Runs the operation of a key that this call has claimed, and stores its result or failure.
 Result run_claimed(pg::Claim& claim, Oid operation, Jsonb* request) {
     Jsonb* response = nullptr;
     ErrorData* error =

@@ -6,10 +6,7 @@
 #include "api/lease.hpp"
 #include "api/locked_key.hpp"
 #include "pg/server/failure.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/shared/stats.hpp"
-#include "pg/store/document.hpp"
 #include "pg/store/token.hpp"
 
 namespace idem::api {
@@ -58,7 +55,6 @@ void finish_record(pg::NewRecord& record, const Answer& answer, const varlena* r
     record.set_request(request);
 }
 
-// Of an atomic operation, which has no row until it is finished.
 pg::NewRecord begun_record(const pg::Key& key, TimestampTz created, std::int32_t attempt,
                            bytea* fingerprint) {
     pg::NewRecord begun(key);
@@ -76,10 +72,10 @@ void log_transition(const char* what, const pg::Claim& claim) {
 }
 
 void note_finished(pg::Claim& claim, core::State state) {
-    pg::close_claim(claim, pg::Phase::finished);
-    claim.failed = state == core::State::failed;
-    pg::count(claim.scope_id, claim.failed ? Counter::failures : Counter::completions);
-    if (claim.failed) log_transition("failure was stored", claim);
+    const bool failed = state == core::State::failed;
+    pg::close_claim(claim, failed ? pg::Phase::failed : pg::Phase::completed);
+    pg::count(claim.scope_id, failed ? Counter::failures : Counter::completions);
+    if (failed) log_transition("failure was stored", claim);
 }
 
 void note_released(pg::Claim& claim) {
@@ -104,7 +100,7 @@ void finish_leased(LeasedClaim& leased, const Answer& answer) {
 void release_leased(LeasedClaim& leased, std::optional<std::int64_t> retry_after, Jsonb* error) {
     const pg::Record& old = leased.found.record;
     const bool last =
-        core::exhausted(old.attempt(), leased.scope->max_attempts, old.extra_attempts(), 0, 0);
+        core::is_last_attempt(old.attempt(), leased.scope->max_attempts, old.extra_attempts());
     const std::int64_t pause = last ? 0 : retry_after.value_or(0);
     pg::NewRecord record(old);
     record.set_lease_end(GetCurrentTimestamp() + pause);
@@ -117,6 +113,28 @@ void release_leased(LeasedClaim& leased, std::optional<std::int64_t> retry_after
     if (last) log_transition("attempts are exhausted", *leased.note);
     pg::wake_at_commit(pg::key_event(leased.key.digest));
     pg::wake_at_commit(pg::scope_event(leased.key.scope_id));
+}
+
+// complete() and fail() take the same arguments, except that the second is a response or an error.
+enum Argument { arg_token, arg_response_or_error, arg_status, arg_headers, arg_body };
+
+Answer read_answer(FunctionCallInfo fcinfo, core::State state) {
+    Jsonb* headers = pg::jsonb_arg(fcinfo, arg_headers);
+    if (headers != nullptr) pg::check_headers("headers", headers);
+    return {.state = state,
+            .status = pg::value_arg<std::int32_t>(fcinfo, arg_status),
+            .headers = headers,
+            .body = PG_ARGISNULL(arg_body) ? nullptr : PG_GETARG_BYTEA_PP(arg_body)};
+}
+
+void finish(FunctionCallInfo fcinfo, const Answer& answer) {
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, arg_token));
+    if (token.kind == TokenKind::atomic) {
+        (void)finish_atomic(pg::open_claim(token), answer);
+        return;
+    }
+    LeasedClaim leased = lock_leased_claim(token);
+    finish_leased(leased, answer);
 }
 
 }  // namespace
@@ -145,32 +163,6 @@ pg::NewRecord finish_atomic(pg::Claim& claim, const Answer& answer) {
 }
 
 // ---- The SQL functions --------------------------------------------------------------------------
-
-namespace {
-
-// complete() and fail() take the same arguments, except that the second is a response or an error.
-enum Argument { arg_token, arg_response_or_error, arg_status, arg_headers, arg_body };
-
-Answer read_answer(FunctionCallInfo fcinfo, core::State state) {
-    Jsonb* headers = pg::jsonb_arg(fcinfo, arg_headers);
-    if (headers != nullptr) pg::check_headers("headers", headers);
-    return {.state = state,
-            .status = pg::value_arg<std::int32_t>(fcinfo, arg_status),
-            .headers = headers,
-            .body = PG_ARGISNULL(arg_body) ? nullptr : PG_GETARG_BYTEA_PP(arg_body)};
-}
-
-void finish(FunctionCallInfo fcinfo, const Answer& answer) {
-    const core::Token token = pg::read_token(pg::text_arg(fcinfo, arg_token));
-    if (token.kind == TokenKind::atomic) {
-        (void)finish_atomic(pg::open_claim(token), answer);
-        return;
-    }
-    LeasedClaim leased = lock_leased_claim(token);
-    finish_leased(leased, answer);
-}
-
-}  // namespace
 
 IDEM_FUNCTION(idem_complete) {
     require_writable("complete", read_by_lookup);

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "pg/open_claims.hpp"
-#include "pg/server/postgres.hpp"
 #include "pg/store/scope.hpp"
 
 namespace idem::api {
@@ -26,7 +25,6 @@ struct Answer {
 // the row is not free within the scope's wait.
 pg::NewRecord finish_atomic(pg::Claim& claim, const Answer& answer);
 
-// The record of an operation that completed without an answer.
 pg::NewRecord completed_record(const pg::Key& key, TimestampTz created, std::int64_t ttl,
                                std::int32_t attempt, bytea* fingerprint);
 

@@ -5,14 +5,11 @@
 // other's records.
 #include "api/arguments.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/scope_ids.hpp"
 #include "pg/store/scope_table.hpp"
 
 namespace idem::api {
 
-// Locks the scopes as create_scope() does.
 IDEM_FUNCTION(idem_begin_import) {
     (void)fcinfo;
     require_writable("import_identity");

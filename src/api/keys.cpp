@@ -5,8 +5,6 @@
 #include "api/lease.hpp"
 #include "core/new_key.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/secret.hpp"
 #include "pg/store/token.hpp"
 

@@ -7,10 +7,6 @@
 
 #include "api/admission.hpp"
 #include "api/locked_key.hpp"
-#include "core/decision.hpp"
-#include "core/key.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/key_lock.hpp"
 #include "pg/store/token.hpp"
 
@@ -91,6 +87,26 @@ pg::Claim& remember_lease(const core::Token& token, const KeyCall& call, const p
     return pg::remember_claim(claim);
 }
 
+LeasedClaim lease_arg(FunctionCallInfo fcinfo, const char* function) {
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, 0));
+    if (token.kind != core::TokenKind::leased)
+        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+                        errmsg("idem.%s() needs a leased claim", function),
+                        errdetail("The token is of an atomic claim, which lasts until its "
+                                  "transaction ends."),
+                        errhint("Pass \"lease\" to idem.claim() to make a leased claim.")));
+    return lock_leased_claim(token);
+}
+
+text* name_arg(FunctionCallInfo fcinfo) {
+    const auto name = pg::text_arg(fcinfo, 1);
+    if (!name) report::missing_argument("name");
+    if (name->empty() || name->size() > core::max_key_bytes)
+        report::invalid_argument("name", "The name must have 1 to 255 bytes.",
+                                 "Pass a short name of the step that is done, such as 'charged'.");
+    return pg::text_of(*name);
+}
+
 }  // namespace
 
 LeasedClaim lock_leased_claim(const core::Token& token) {
@@ -109,7 +125,7 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
         case core::TokenStanding::lost:
             raise_lease_lost(how_lost(token, found));
         case core::TokenStanding::finished:
-            pg::refuse_closed(pg::Phase::finished);
+            pg::refuse_closed(pg::Phase::completed);
         case core::TokenStanding::holds:
             break;
     }
@@ -124,31 +140,6 @@ void check_usable(const core::Token& token) {
 }
 
 // ---- The SQL functions --------------------------------------------------------------------------
-
-namespace {
-
-LeasedClaim lease_arg(FunctionCallInfo fcinfo, const char* function) {
-    const core::Token token = pg::read_token(pg::text_arg(fcinfo, 0));
-    if (token.kind != core::TokenKind::leased)
-        ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-                        errmsg("idem.%s() needs a leased claim", function),
-                        errdetail("The token is of an atomic claim, which lasts until its "
-                                  "transaction ends."),
-                        errhint("Pass \"lease\" to idem.claim() to make a leased claim.")));
-    return lock_leased_claim(token);
-}
-
-// A checked name of a recovery point.
-text* name_arg(FunctionCallInfo fcinfo) {
-    const auto name = pg::text_arg(fcinfo, 1);
-    if (!name) report::missing_argument("name");
-    if (name->empty() || name->size() > core::max_key_bytes)
-        report::invalid_argument("name", "The name must have 1 to 255 bytes.",
-                                 "Pass a short name of the step that is done, such as 'charged'.");
-    return pg::text_of(*name);
-}
-
-}  // namespace
 
 IDEM_FUNCTION(idem_renew) {
     require_writable("renew", read_by_lookup);

@@ -7,7 +7,6 @@
 
 #include "api/arguments.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/server/wait.hpp"
 
 namespace idem::api {
 

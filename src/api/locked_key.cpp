@@ -1,8 +1,5 @@
 #include "api/locked_key.hpp"
 
-#include "core/decision.hpp"
-#include "core/duration.hpp"
-#include "pg/server/report.hpp"
 #include "pg/store/key_lock.hpp"
 
 namespace idem::api {

@@ -15,7 +15,6 @@
 
 namespace idem::api {
 
-// The row that a probe found, as core decides about it.
 core::FoundRow found_row(const pg::Found& found, const pg::Scope& scope);
 
 // Takes the key lock, waits until no other transaction works on the row, and returns the row.
@@ -42,7 +41,6 @@ void check_in_snapshot(const pg::Found& found);
 void check_written(std::string_view key, const pg::ChangeResult& writing,
                    const pg::WaitBound& bound);
 
-// Whether this transaction has claimed the key and has not finished it.
 bool is_open_here(const core::Digest& digest);
 
 // Of an operation under a lease, or of one that was released and is not due yet.
@@ -69,7 +67,6 @@ void replace_record(const pg::Key& key, const pg::Found& found, const pg::NewRec
 // the database's owner. `what` names the value that the caller has passed.
 void check_stored_size(const char* what, const pg::Scope& scope,
                        std::initializer_list<const void*> values);
-// The same for the record of an unfinished operation.
 void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record);
 
 // Of an unfinished operation, in microseconds: the TTL of a leased claim counts from the end of its

@@ -1,13 +1,11 @@
 // What idem.lookup() returns of a key, for functions that return the same or a part of it.
 #pragma once
 
-#include "pg/server/values.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 
 namespace idem::api {
 
-// The columns of the type idem.lookup_result.
 inline constexpr int lookup_columns = 14;
 using LookupRow = pg::Row<lookup_columns>;
 

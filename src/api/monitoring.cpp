@@ -6,9 +6,6 @@
 #include "api/arguments.hpp"
 #include "pg/server/guc.hpp"
 #include "pg/server/owner.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
-#include "pg/server/wakeup.hpp"
 #include "pg/shared/held_claims.hpp"
 #include "pg/shared/rate_limiter.hpp"
 #include "pg/shared/stats.hpp"
@@ -18,8 +15,6 @@
 namespace idem::api {
 namespace {
 
-// ---- Counters -----------------------------------------------------------------------------------
-
 enum CountersColumn {
     counters_since,
     counters_numbers,
@@ -27,8 +22,6 @@ enum CountersColumn {
     counters_room,
     counters_columns
 };
-
-// ---- Keys that transactions hold ----------------------------------------------------------------
 
 enum HeldColumn {
     held_scope,
@@ -97,14 +90,8 @@ IDEM_FUNCTION(idem_stats_reset) {
     PG_RETURN_VOID();
 }
 
-// Whether idem has its shared memory, which the counters need.
 IDEM_FUNCTION(idem_preloaded) {
     PG_RETURN_BOOL(pg::guc::preloaded);
-}
-
-// How many backends wait for a wake-up. No SQL script declares it; the tests do.
-IDEM_FUNCTION(idem_announced_waits) {
-    PG_RETURN_INT32(pg::announced_waits());
 }
 
 // With the argument, those of prepared transactions as well, for which it reads all records.

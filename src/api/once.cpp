@@ -13,7 +13,6 @@
 #include "api/claim.hpp"
 #include "api/finish.hpp"
 #include "api/locked_key.hpp"
-#include "pg/server/report.hpp"
 #include "pg/shared/stats.hpp"
 #include "pg/store/record.hpp"
 
@@ -29,15 +28,10 @@ bool once(FunctionCallInfo fcinfo) {
     ClaimCall call{key_call, pg::jsonb_arg(fcinfo, 2), key_call.scope->ttl, key_call.scope->wait};
     call.completes = true;
     const ClaimResult result = claim_key(call);
-    switch (result.outcome) {
-        case Outcome::claimed:
-            (void)finish_atomic(*result.claim, {.state = core::State::completed, .timed = false});
-            return true;
-        case Outcome::completed:
-            return false;
-        default:
-            refuse_claim(call, result);
-    }
+    if (result.outcome == Outcome::completed) return false;
+    if (result.outcome != Outcome::claimed) refuse_claim(call, result);
+    (void)finish_atomic(*result.claim, {.state = core::State::completed, .timed = false});
+    return true;
 }
 
 // ---- once_each() --------------------------------------------------------------------------------
@@ -135,10 +129,9 @@ pg::NewRecord new_record(const pg::Key& key, Verdict verdict, const pg::Record& 
 }
 
 void note_new(const pg::Key& key, const Batch& batch, Verdict verdict, const pg::Found& found) {
-    const bool taken_over = verdict == Verdict::take_over;
-    count_claim(batch.scope, key, found, taken_over);
+    count_claim(batch.scope, key, found, verdict);
     pg::count(batch.scope.id, pg::Counter::completions);
-    if (taken_over) pg::wake_at_commit(pg::key_event(key.digest));
+    if (verdict == Verdict::take_over) pg::wake_at_commit(pg::key_event(key.digest));
 }
 
 void check_new_element(const Batch& batch, std::string_view key, TimestampTz now) {
@@ -196,7 +189,6 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::Key& key, const Batch& batc
     }
 }
 
-// Returns how many keys are new.
 std::size_t finish_new_keys(Batch& batch) {
     const pg::Records records(batch.table, pg::Access::write);
     pg::check_place(batch.scope.id, batch.table);
@@ -224,7 +216,6 @@ std::size_t finish_new_keys(Batch& batch) {
     return count;
 }
 
-// In the order of the array.
 void return_new(FunctionCallInfo fcinfo, const Batch& batch) {
     InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
     const auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);

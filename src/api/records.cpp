@@ -6,8 +6,6 @@
 // and tenant only. The caller has to name the same table for the same key.
 #include "api/arguments.hpp"
 #include "pg/purge.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"
 #include "pg/store/watermark.hpp"

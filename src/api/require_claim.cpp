@@ -4,7 +4,6 @@
 // it raises an error, it checks that the scopes that the trigger names exist.
 #include "api/arguments.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/server/report.hpp"
 
 namespace idem::api {
 namespace {

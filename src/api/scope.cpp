@@ -7,9 +7,6 @@
 // database creates the secrets.
 #include "api/arguments.hpp"
 #include "pg/open_claims.hpp"
-#include "pg/server/compat.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/scope_ids.hpp"
 #include "pg/store/scope_table.hpp"
 #include "pg/store/secret.hpp"
@@ -194,7 +191,6 @@ IDEM_FUNCTION(idem_drop_scope) {
     PG_RETURN_VOID();
 }
 
-// Makes a new secret for the fingerprints of new claims.
 IDEM_FUNCTION(idem_rotate_secret) {
     require_writable("rotate_secret");
     PG_RETURN_INT32(pg::rotate_fingerprint_secret());

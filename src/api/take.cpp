@@ -6,8 +6,6 @@
 #include "api/arguments.hpp"
 #include "api/claim.hpp"
 #include "api/locked_key.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/due_queue.hpp"
 #include "pg/store/key_lock.hpp"
 #include "pg/store/token.hpp"
@@ -49,11 +47,9 @@ std::optional<ClaimResult> take_one(const TakeCall& call, const pg::Due& due, bo
     if (due_now && !found.in_snapshot && found.presence != core::Presence::own) {
         unseen = true;
     } else if (due_now) {
-        const ClaimCall claim{{call.scope, found.record.key_in(call.filter.table)},
-                              nullptr,
-                              ttl_of(found.record),
-                              0,
-                              call.lease};
+        ClaimCall claim{{call.scope, found.record.key_in(call.filter.table)}};
+        claim.ttl = ttl_of(found.record);
+        claim.lease = call.lease;
         pg::WaitBound no_wait(0);
         const ClaimResult result = take_over(claim, found, now, no_wait);
         if (result.outcome == Outcome::claimed) return result;

@@ -12,14 +12,12 @@
 
 namespace idem::core {
 
-// A view; it does not own the bytes.
 using Bytes = std::span<const std::byte>;
 
 inline Bytes as_bytes(std::string_view text) noexcept {
     return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-// The low Width bytes of the value.
 template <std::size_t Width>
 constexpr std::array<std::byte, Width> big_endian(std::uint64_t value) noexcept {
     std::array<std::byte, Width> out{};

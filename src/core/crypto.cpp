@@ -79,7 +79,6 @@ Sha256::Sha256() noexcept : Sha256(hash_of_nothing()) {}
 
 Sha256::Sha256(const evp_md_ctx_st* begun) noexcept : good_(begin_as(begun)) {}
 
-// The buffer has no room for the piece.
 void Sha256::write_beyond(Bytes bytes) noexcept {
     hash(Bytes(buffer_).first(used_));
     used_ = 0;

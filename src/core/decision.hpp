@@ -16,9 +16,6 @@ inline constexpr std::int32_t first_attempt = 1;
 
 enum class State : char { in_progress = 'p', completed = 'c', failed = 'f' };
 
-// Claims
-
-// What the index probe found under a key.
 enum class Presence {
     absent,     // no row, or only aborted insertions and committed deletions
     inserting,  // a row that another transaction has written and not committed
@@ -57,15 +54,19 @@ enum class Verdict {
     exhausted,              // as take_over, but no attempts are left: undecided, and not claimable
 };
 
+// An operation may have more attempts than its scope allows: an administrator grants them.
+constexpr bool is_last_attempt(std::int32_t attempt, std::optional<std::int32_t> max_attempts,
+                               std::int32_t extra_attempts) noexcept {
+    return max_attempts && attempt >= std::int64_t{*max_attempts} + extra_attempts;
+}
+
 // Whether the lease of the last allowed attempt has ended. That state is never written to the row,
 // and decides nothing: the operation may have had effects, its last attempt may still complete, and
 // another one may be allowed.
-// An operation may have more attempts than its scope allows: an administrator grants them.
 constexpr bool exhausted(std::int32_t attempt, std::optional<std::int32_t> max_attempts,
                          std::int32_t extra_attempts, std::int64_t lease_end,
                          std::int64_t now) noexcept {
-    return max_attempts && attempt >= std::int64_t{*max_attempts} + extra_attempts &&
-           lease_end <= now;
+    return is_last_attempt(attempt, max_attempts, extra_attempts) && lease_end <= now;
 }
 
 // How many extra attempts an operation has when an administrator has let go of its present attempt:
@@ -73,9 +74,8 @@ constexpr bool exhausted(std::int32_t attempt, std::optional<std::int32_t> max_a
 constexpr std::int32_t granted_attempts(std::int32_t attempt,
                                         std::optional<std::int32_t> max_attempts,
                                         std::int32_t extra_attempts) noexcept {
-    if (!max_attempts || attempt < std::int64_t{*max_attempts} + extra_attempts)
-        return extra_attempts;
-    return attempt - *max_attempts + 1;
+    const bool last = is_last_attempt(attempt, max_attempts, extra_attempts);
+    return last ? attempt - *max_attempts + 1 : extra_attempts;
 }
 
 // When an operation completed or failed. lease_end is that of its finished record, which has one if

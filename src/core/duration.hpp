@@ -47,7 +47,6 @@ constexpr std::int64_t retry_after(std::int64_t age, std::int64_t lease_left) no
 // The same for an operation that has no attempts left: an administrator has to decide first.
 inline constexpr std::int64_t retry_after_exhausted = 60 * usecs_per_second;
 
-// What ends the waits of a call.
 enum class WaitEnd : std::uint8_t { wait, lock_timeout, statement_timeout };
 
 struct WaitLimit {

@@ -103,7 +103,6 @@ consteval Error own_error(std::string_view name) {
     return *std::ranges::find(own_errors, name, &Error::name);
 }
 
-// Why a SQLSTATE cannot be that of a final failure.
 enum class FailureFault : std::uint8_t {
     none,
     malformed,
@@ -127,7 +126,6 @@ constexpr FailureFault failure_fault(std::string_view sqlstate) noexcept {
     return is_sqlstate(sqlstate) ? listing_fault(sqlstate) : FailureFault::malformed;
 }
 
-// Whether an error is a final failure by a list of codes and classes.
 constexpr bool is_final(std::span<const std::string_view> list,
                         std::string_view sqlstate) noexcept {
     return failure_fault(sqlstate) == FailureFault::none && lists(list, sqlstate);

@@ -24,7 +24,6 @@ bool take_number(Bytes& stored, std::uint32_t& out) noexcept {
     return false;
 }
 
-// Takes version and list off the front.
 bool take_list(Bytes& stored, FingerprintForm& form, ListNumber& out) noexcept {
     out = 0;
     if (stored.empty()) return false;

@@ -122,7 +122,6 @@ struct StoredFingerprint {
 StoredFingerprint pack(const Fingerprint& fingerprint) noexcept;
 // False when the bytes are not a fingerprint of a known version.
 [[nodiscard]] bool unpack(Bytes stored, Fingerprint& out) noexcept;
-// The list of a fingerprint; 0 when the bytes are none.
 ListNumber list_number(Bytes stored) noexcept;
 
 // Compares the leading bytes of the MACs in constant time.

@@ -31,7 +31,6 @@ UuidText uuid_text(const Uuid& uuid) noexcept;
 // that time.
 std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept;
 
-// The age of a key, compared with the TTL of its record.
 enum class KeyAge {
     unknown,  // the key contains no time
     current,

@@ -42,7 +42,6 @@ class PathFilter {
         ends_[0] = 0;  // and the rest is written before it is read
     }
 
-    // Call these on entering and leaving an object.
     void begin_object() noexcept { ++depth_; }
     void end_object() noexcept { --depth_; }
 

@@ -1,9 +1,8 @@
 #include "pg/open_claims.hpp"
 
 #include "pg/server/guc.hpp"
-#include "pg/server/report.hpp"
 #include "pg/server/test_seam.hpp"
-#include "pg/server/values.hpp"
+#include "pg/server/wakeup.hpp"
 #include "pg/shared/held_claims.hpp"
 #include "pg/store/key_lock.hpp"
 
@@ -136,6 +135,7 @@ Claim* copy_of(const Claim& from) {
 
 void init_test_seam() {
     test_seam = seam::find();
+    test_seam->announced_waits = announced_waits;
     test_seam->newest_claim = []() -> const Claim* {
         return claims == nullptr ? nullptr : claims->newest;
     };
@@ -212,20 +212,20 @@ void close_claim(Claim& claim, Phase phase) {
     claim.phase = phase;
     claim.closed_in = claims->latest = GetCurrentSubTransactionId();
     show();
-    if (phase == Phase::finished) (void)at_seam(seam::Event::finished);
+    if (phase != Phase::released) (void)at_seam(seam::Event::finished);
 }
 
 // A note that exists was made in this subtransaction or in one around it, so it lasts as long as a
-// new one would. A rehearsal (pg/server/test_seam) wants to know what each run has finished.
+// new one would. A rehearsal (pg/server/test_seam) wants a note of each run.
 void remember_unlocked(std::string_view scope_name) {
     const Claim* known = newest_where([scope_name](const Claim& claim) {
         return claim.unlocked && claim.scope_name == scope_name;
     });
-    if (known != nullptr && !is_tested()) return;
+    if (known != nullptr && !at_seam(seam::Event::noted)) return;
     Claim note{};
     note.scope_name = scope_name;
     note.unlocked = true;
-    close_claim(remember_claim(note), Phase::finished);
+    close_claim(remember_claim(note), Phase::completed);
 }
 
 void commit_durably() {

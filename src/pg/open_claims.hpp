@@ -12,12 +12,11 @@
 #pragma once
 
 #include "core/token.hpp"
-#include "pg/server/postgres.hpp"
 #include "pg/store/record.hpp"
 
 namespace idem::pg {
 
-enum class Phase : std::uint8_t { open, finished, released };
+enum class Phase : std::uint8_t { open, completed, failed, released };
 
 struct Claim : Key {
     Claim() = default;
@@ -36,7 +35,6 @@ struct Claim : Key {
     bool replaces = false;   // an atomic claim: a row was found under the key
     bool unlocked = false;   // stands for keys that were finished without a lock; has no token
     bool of_source = false;  // the source of a stream, not a key; locked in the same way
-    bool failed = false;     // finished by a failure
 
     Claim* older = nullptr;      // the claim made before this one
     Claim* in_bucket = nullptr;  // the next in the same hash bucket

@@ -1,11 +1,8 @@
 #include "pg/purge.hpp"
 
-#include "pg/server/compat.hpp"
 #include "pg/server/hash_table.hpp"
 #include "pg/server/owner.hpp"
-#include "pg/server/report.hpp"
 #include "pg/server/subtransaction.hpp"
-#include "pg/server/wait.hpp"
 #include "pg/shared/stats.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"

@@ -18,7 +18,6 @@
 // without an error.
 #pragma once
 
-#include "pg/server/postgres.hpp"
 #include "pg/store/record_tables.hpp"
 
 namespace idem::pg {

@@ -3,7 +3,6 @@
 // It reads pg_database once per round, remembers when each database is due, and waits for its one
 // worker. It measures time by the steady clock, which cannot be set. If the time of day has not
 // kept step with that clock, it skips a round.
-#include "core/pacing.hpp"
 #include "pg/server/compat.hpp"
 #include "pg/server/guc.hpp"
 #include "pg/server/hash_table.hpp"
@@ -61,7 +60,6 @@ void note_database(Launcher& self, Oid oid, std::int64_t now) {
     database->round = self.round;
 }
 
-// Forgets the databases that are not in pg_database any more.
 void forget_databases(Launcher& self) {
     self.databases.for_each([&self](const Database& database) {
         if (database.round == self.round) return;
@@ -175,6 +173,7 @@ std::int64_t delay_after(const Task& task, std::int64_t delay) {
             return core::next_delay(delay, naptime(), task.counts);
         case Outcome::postponed:
             return naptime();
+        case Outcome::unreported:
         case Outcome::absent:
             break;
     }
@@ -227,7 +226,7 @@ std::int64_t run_once(Launcher& self) {
         const std::int64_t left = again - read_clocks().steady;
         if (left > 0) {
             pgstat_report_activity(
-                STATE_IDLE, psprintf("idem: %ld databases, none is due", self.databases.size()));
+                STATE_IDLE, psprintf("idem: %ld database(s), none due", self.databases.size()));
             pause(std::min(left, longest_pause), self.wait_event);
         }
         if (ProcDiePending) proc_exit(1);

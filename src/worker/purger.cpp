@@ -3,9 +3,7 @@
 // It deletes expired records, and removes answers that are kept no longer, in batches, each in a
 // transaction of its own, so that a claim of such a key waits for at most one batch. It waits for
 // no lock. It reports what it found to the launcher, and stores in the database where it stopped.
-#include "core/pacing.hpp"
 #include "pg/purge.hpp"
-#include "pg/server/compat.hpp"
 #include "pg/server/guc.hpp"
 #include "pg/shared/stats.hpp"
 #include "pg/store/record.hpp"

@@ -33,7 +33,7 @@ void pause(std::int64_t usecs, std::uint32_t wait_event) {
 Task open_task(Oid database, const core::Clocks& clocks) {
     Assert(shared != nullptr && OidIsValid(database));
     SpinLockAcquire(&shared->lock);
-    shared->task = {shared->task.number + 1, database, clocks, Outcome::absent, {}};
+    shared->task = {shared->task.number + 1, database, clocks, Outcome::unreported, {}};
     const Task task = shared->task;
     SpinLockRelease(&shared->lock);
     return task;

@@ -18,7 +18,6 @@ namespace idem::worker {
 // not during a binary upgrade.
 void register_launcher();
 
-// Installs the signal handlers of both processes.
 void catch_signals();
 
 // Waits for the given microseconds, or until the latch is set. Processes interrupts and reloads a
@@ -28,9 +27,10 @@ void pause(std::int64_t usecs, std::uint32_t wait_event);
 core::Clocks read_clocks();
 
 enum class Outcome {
-    absent,     // no extension is in this database; or no report: the worker failed, or was killed
-    purged,     // the counts say what was found
-    postponed,  // the clocks disagree, or another transaction is rebuilding the tables
+    unreported,  // the worker failed, or was killed
+    absent,      // no extension is in this database
+    purged,      // the counts say what was found
+    postponed,   // the clocks disagree, or another transaction is rebuilding the tables
 };
 
 struct Task {

@@ -43,7 +43,7 @@ $node->safe_psql('postgres', $schema);
 $node->safe_psql('postgres', 'CREATE FUNCTION announced() RETURNS integer ' . (managed_edition()
 	? q{LANGUAGE sql AS $$ SELECT count(*)::integer FROM pg_stat_activity WHERE wait_event = 'PgSleep'
 		AND query ~ 'idem\.' $$}
-	: q{AS '$libdir/idem', 'idem_announced_waits' LANGUAGE C}));
+	: q{AS '$libdir/idem_test', 'idem_test_announced_waits' LANGUAGE C}));
 
 # The token of a new lease.
 sub begin

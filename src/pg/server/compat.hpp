@@ -4,7 +4,9 @@
 
 #include "pg/server/postgres.hpp"
 
-// Functions of PostgreSQL 16 for the version before it.
+namespace idem::pg::compat {
+
+// Functions of PostgreSQL 16, and what they are in the version before it.
 #if PG_VERSION_NUM < 160000
 inline AclResult object_aclcheck(Oid catalog, Oid object, Oid role, AclMode mode) {
     Assert(catalog == NamespaceRelationId || catalog == ProcedureRelationId);
@@ -28,9 +30,13 @@ inline void check_can_set_role(Oid member, Oid role) {
 inline LocalPgBackendStatus* pgstat_get_local_beentry_by_index(int i) {
     return pgstat_fetch_stat_local_beentry(i);
 }
+#else
+using ::check_can_set_role;
+using ::member_can_set_role;
+using ::object_aclcheck;
+using ::object_ownercheck;
+using ::pgstat_get_local_beentry_by_index;
 #endif
-
-namespace idem::pg::compat {
 
 inline bool is_finite([[maybe_unused]] const Interval& interval) {
 #if PG_VERSION_NUM >= 170000

@@ -1,7 +1,6 @@
 #include "pg/server/failure.hpp"
 
 #include "pg/server/compat.hpp"
-#include "pg/server/report.hpp"
 #include "pg/server/values.hpp"
 
 namespace idem::pg {

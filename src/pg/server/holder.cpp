@@ -11,7 +11,7 @@ std::optional<TimestampTz> transaction_start(int pid) {
     pgstat_clear_backend_activity_snapshot();
     const int backends = pgstat_fetch_stat_numbackends();
     for (int i = 1; i <= backends; ++i) {
-        const LocalPgBackendStatus* local = pgstat_get_local_beentry_by_index(i);
+        const LocalPgBackendStatus* local = compat::pgstat_get_local_beentry_by_index(i);
         if (local != nullptr && local->backendStatus.st_procpid == pid &&
             local->backendStatus.st_xact_start_timestamp != 0)
             return local->backendStatus.st_xact_start_timestamp;

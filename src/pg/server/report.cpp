@@ -1,6 +1,5 @@
 #include "pg/server/report.hpp"
 
-#include "core/errors.hpp"
 #include "pg/server/guc.hpp"
 
 namespace idem::pg::report {

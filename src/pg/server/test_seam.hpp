@@ -19,15 +19,17 @@ enum class Event {
     claimed,   // a claim has been granted
     conflict,  // a claim has met a key of another request
     finished,  // a claim has been completed or has failed
+    noted,     // keys were finished without claims, of which a note exists; true makes another
 };
 
 struct Seam {
     bool (*hook)(Event event, const char* name);  // idem_test's; NULL: none
-    const Claim* (*newest_claim)();               // idem's
+    const Claim* (*newest_claim)();               // idem's, as the next
+    int (*announced_waits)();                     // how many backends wait for a wake-up
 };
 
 inline Seam* find() {
-    void** place = find_rendezvous_variable("idem_test 1");
+    void** place = find_rendezvous_variable("idem_test 2");
     if (*place == nullptr) *place = MemoryContextAllocZero(TopMemoryContext, sizeof(Seam));
     return static_cast<Seam*>(*place);
 }
@@ -37,13 +39,9 @@ inline Seam* find() {
 // Of this process; found by init_test_seam().
 extern seam::Seam* test_seam;
 
-inline bool is_tested() {
-    return test_seam->hook != nullptr;
-}
-
 // What the hook says; false without one.
 inline bool at_seam(seam::Event event, const char* name = nullptr) {
-    return is_tested() && test_seam->hook(event, name);
+    return test_seam->hook != nullptr && test_seam->hook(event, name);
 }
 
 }  // namespace idem::pg

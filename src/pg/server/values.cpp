@@ -4,7 +4,6 @@
 
 #include "core/duration.hpp"
 #include "pg/server/compat.hpp"
-#include "pg/server/report.hpp"
 
 namespace idem::pg {
 

@@ -5,7 +5,6 @@
 // call. Intervals become microseconds.
 #pragma once
 
-#include "pg/server/postgres.hpp"
 #include "pg/server/report.hpp"
 
 // Declares a function that SQL can call; its body follows. The name is the same in every namespace.

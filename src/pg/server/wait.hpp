@@ -9,7 +9,6 @@
 #pragma once
 
 #include "core/duration.hpp"
-#include "pg/server/postgres.hpp"
 #include "pg/server/report.hpp"
 #include "pg/server/wakeup.hpp"
 

@@ -1,8 +1,5 @@
 #include "pg/shared/held_claims.hpp"
 
-#include "core/key.hpp"
-#include "pg/server/compat.hpp"
-#include "pg/server/wakeup.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/table.hpp"
 

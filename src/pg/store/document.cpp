@@ -3,8 +3,6 @@
 #include "core/header.hpp"
 #include "pg/server/catalog.hpp"
 #include "pg/server/compat.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/secret.hpp"
 
 namespace idem::pg {
@@ -109,9 +107,11 @@ void write(CanonicalForm& form, Jsonb* request, PathList exclude) {
     const auto event = [&](JsonbIteratorToken token, const JsonbValue& value) {
         switch (token) {
             case WJB_BEGIN_ARRAY:
-                return scalar_root ? void() : form.begin_array();
+                if (!scalar_root) form.begin_array();
+                return;
             case WJB_END_ARRAY:
-                return scalar_root ? void() : form.end_array();
+                if (!scalar_root) form.end_array();
+                return;
             case WJB_BEGIN_OBJECT:
                 return form.begin_object();
             case WJB_END_OBJECT:
@@ -168,6 +168,24 @@ core::Fingerprint text_fingerprint(Jsonb* request, PathList exclude, const core:
 bytea* bytea_of(core::Bytes bytes) {
     return cstring_to_text_with_len(reinterpret_cast<const char*>(bytes.data()),
                                     static_cast<int>(bytes.size()));
+}
+
+[[noreturn]] void refuse_headers(const char* argument, const char* detail) {
+    report::invalid_argument(
+        argument, detail,
+        "Write headers as an object of names with a string or an array of strings each, such as "
+        "'{\"Location\": \"/payments/1\", \"Vary\": [\"Accept\", \"Origin\"]}'.");
+}
+
+void check_header_value(const char* argument, const char* name, const JsonbValue& value) {
+    if (value.type != jbvString)
+        refuse_headers(argument,
+                       psprintf("The value of the header \"%s\" is neither a string nor an array "
+                                "of strings.",
+                                name));
+    if (!core::is_header_value(string_of(value)))
+        refuse_headers(argument,
+                       psprintf("The value of the header \"%s\" has a control character.", name));
 }
 
 }  // namespace
@@ -242,28 +260,6 @@ bool same_request(Jsonb* request, const bytea* stored, PathList exclude) {
 }
 
 // ---- What is stored of an answer ----------------------------------------------------------------
-
-namespace {
-
-[[noreturn]] void refuse_headers(const char* argument, const char* detail) {
-    report::invalid_argument(
-        argument, detail,
-        "Write headers as an object of names with a string or an array of strings each, such as "
-        "'{\"Location\": \"/payments/1\", \"Vary\": [\"Accept\", \"Origin\"]}'.");
-}
-
-void check_header_value(const char* argument, const char* name, const JsonbValue& value) {
-    if (value.type != jbvString)
-        refuse_headers(argument,
-                       psprintf("The value of the header \"%s\" is neither a string nor an array "
-                                "of strings.",
-                                name));
-    if (!core::is_header_value(string_of(value)))
-        refuse_headers(argument,
-                       psprintf("The value of the header \"%s\" has a control character.", name));
-}
-
-}  // namespace
 
 Jsonb* redact(Jsonb* response, PathList paths) {
     if (response == nullptr || paths.empty()) return response;

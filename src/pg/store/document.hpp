@@ -7,7 +7,6 @@
 
 #include "core/fingerprint.hpp"
 #include "core/path.hpp"
-#include "pg/server/postgres.hpp"
 #include "pg/server/values.hpp"
 
 namespace idem::pg {

@@ -1,8 +1,5 @@
 #include "pg/store/due_queue.hpp"
 
-#include "core/decision.hpp"
-#include "core/key.hpp"
-
 namespace idem::pg {
 namespace {
 

@@ -10,7 +10,6 @@
 // Backend-local; no locking.
 #pragma once
 
-#include "pg/server/postgres.hpp"
 #include "pg/store/record.hpp"
 
 namespace idem::pg {

@@ -10,8 +10,6 @@
 // changing.
 #pragma once
 
-#include "core/digest.hpp"
-#include "pg/server/holder.hpp"
 #include "pg/server/wait.hpp"
 
 namespace idem::pg {

@@ -1,8 +1,6 @@
 #include "pg/store/record.hpp"
 
-#include "pg/server/compat.hpp"
 #include "pg/server/failure.hpp"
-#include "pg/server/report.hpp"
 #include "pg/store/document.hpp"
 #include "pg/store/key_lock.hpp"
 #include "pg/store/table.hpp"
@@ -152,6 +150,22 @@ auto read_row(const Records& records, const core::Digest& digest, Read read) {
     return result;
 }
 
+ChangeResult write_over(const Records& records, const NewRecord& record, const Found& old,
+                        WaitBound& bound) {
+    const core::Digest digest = record.digest();
+    Assert(KeyLock(digest).is_held());
+    Assert(!is_row(old) || ActiveSnapshotSet());  // keeps VACUUM from the row's place
+    TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
+    record.store_in(slot);
+    ChangeResult result{TM_Deleted, InvalidTransactionId};
+    if (is_row(old)) result = replace_row(records, digest, old.tid, slot, bound);
+    check_not_replaced(result, changed_meanwhile);
+    if (result.result == TM_Deleted) result = insert(records, digest, slot, bound);
+    ExecDropSingleTupleTableSlot(slot);
+    CommandCounterIncrement();
+    return result;
+}
+
 }  // namespace
 
 Records::Records(Oid table, Access access)
@@ -291,7 +305,8 @@ NewRecord erased(const Record& record) {
 
 void hide_expired_answer(Record& record, std::optional<std::int64_t> answer_ttl, TimestampTz now) {
     const auto answered = record.completed_at();
-    if (answered && core::is_answer_expired(*answered, answer_ttl, now)) record = erased(record);
+    if (answered && core::is_answer_expired(*answered, answer_ttl, now))
+        record = static_cast<Record>(erased(record));  // which has no members of its own
 }
 
 // ---- Reading ------------------------------------------------------------------------------------
@@ -398,26 +413,6 @@ std::optional<ResumableOperation> resumable_operation(std::int32_t scope_id) {
 }
 
 // ---- Writing ------------------------------------------------------------------------------------
-
-namespace {
-
-ChangeResult write_over(const Records& records, const NewRecord& record, const Found& old,
-                        WaitBound& bound) {
-    const core::Digest digest = record.digest();
-    Assert(KeyLock(digest).is_held());
-    Assert(!is_row(old) || ActiveSnapshotSet());  // keeps VACUUM from the row's place
-    TupleTableSlot* slot = table_slot_create(records.table(), nullptr);
-    record.store_in(slot);
-    ChangeResult result{TM_Deleted, InvalidTransactionId};
-    if (is_row(old)) result = replace_row(records, digest, old.tid, slot, bound);
-    check_not_replaced(result, changed_meanwhile);
-    if (result.result == TM_Deleted) result = insert(records, digest, slot, bound);
-    ExecDropSingleTupleTableSlot(slot);
-    CommandCounterIncrement();
-    return result;
-}
-
-}  // namespace
 
 ChangeResult write_record(const Key& key, const NewRecord& record, bool replaces,
                           WaitBound& bound) {

@@ -16,12 +16,8 @@
 // of its MAC, and NULL stands for the first attempt and for an answer that is not redacted.
 #pragma once
 
-#include "core/decision.hpp"
-#include "core/digest.hpp"
 #include "core/fingerprint.hpp"
 #include "core/key.hpp"
-#include "pg/server/postgres.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/record_tables.hpp"
 #include "pg/store/row_lock.hpp"
 #include "pg/store/table.hpp"
@@ -128,7 +124,6 @@ class Record {
     }
     // When the operation completed or failed; nothing while it has done neither.
     std::optional<TimestampTz> completed_at() const;
-    // Whether this is the record of the key.
     bool is_of(const Key& key) const;
     // The key of a record in this table, palloc'd.
     Key key_in(Oid table) const;
@@ -224,7 +219,6 @@ NewRecord erased(const Record& record);
 // Takes the answer out of a finished record if the scope does not keep it for so long.
 void hide_expired_answer(Record& record, std::optional<std::int64_t> answer_ttl, TimestampTz now);
 
-// What a probe has found.
 struct Found {
     core::Presence presence = core::Presence::absent;
     bool in_snapshot = true;
@@ -236,7 +230,6 @@ struct Found {
 
 class Records : public KeyedTable {
   public:
-    // Raises the errors of open_record_table().
     Records(Oid table, Access access);
 
     // Raises the error of the type's input function if the table has a column for the tenant, and

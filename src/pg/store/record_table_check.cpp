@@ -1,7 +1,6 @@
 #include "pg/store/record_table_check.hpp"
 
 #include "pg/server/catalog.hpp"
-#include "pg/server/compat.hpp"
 #include "pg/store/table.hpp"
 #include "pg/store/triggers.hpp"
 
@@ -287,7 +286,6 @@ Fault own_checks_fault(Relation relation) {
 
 // ---- What idem's writes would skip --------------------------------------------------------------
 
-// What idem's writes would not obey.
 Fault skipped_fault(Relation relation) {
     const char* name = qualified_name(RelationGetRelid(relation));
     if (const Trigger* trigger = before_trigger(relation))

@@ -1,9 +1,7 @@
 #include "pg/store/record_tables.hpp"
 
 #include "pg/server/catalog.hpp"
-#include "pg/server/compat.hpp"
 #include "pg/server/owner.hpp"
-#include "pg/server/report.hpp"
 #include "pg/store/scope.hpp"
 #include "pg/store/table.hpp"
 
@@ -59,7 +57,6 @@ Fault check(Relation relation) {
 
 // ---- All record tables --------------------------------------------------------------------------
 
-// The relations with a column of the type.
 List* relations_with(Oid type) {
     List* relations = NIL;
     each_dependency(DependReferenceIndexId, Anum_pg_depend_refclassid, TypeRelationId, type,
@@ -68,6 +65,41 @@ List* relations_with(Oid type) {
                             relations = list_append_unique_oid(relations, of.objid);
                     });
     return relations;
+}
+
+// A table that was checked may have changed since: it is checked again once it is locked.
+Fault fault_before_lock(Oid table) {
+    const bool known = table == table_oid(Table::record) || is_checked(table, false);
+    return known && OidIsValid(table) ? Fault{} : outward_fault(table);
+}
+
+[[noreturn]] void refuse_table(Oid table, const Fault& fault) {
+    const bool gone = fault.kind == Fault::gone;
+    const bool privilege = fault.kind == Fault::owner || fault.kind == Fault::privileges;
+    const char* name = gone ? nullptr : qualified_name(table);
+    ereport(ERROR,
+            (errcode(gone        ? ERRCODE_UNDEFINED_TABLE
+                     : privilege ? ERRCODE_INSUFFICIENT_PRIVILEGE
+                                 : ERRCODE_WRONG_OBJECT_TYPE),
+             gone ? errmsg("record table does not exist")
+             : fault.kind == Fault::owner
+                 ? errmsg("record table %s has another owner than idem.record", name)
+             : privilege ? errmsg("roles other than its owner may change record table %s", name)
+                         : errmsg("%s is not a record table", name),
+             errdetail("%s", fault.detail), errhint("%s", hint_of(fault))));
+}
+
+// What keeps the table from being used. Without a fault, it is open.
+Fault open_or_fault(Oid table, LOCKMODE mode, Relation& relation) {
+    relation = nullptr;
+    if (const Fault fault = fault_before_lock(table)) return fault;
+    relation = try_relation_open(table, mode);
+    if (relation == nullptr) return outward_fault(table);
+    const Fault fault = check(relation);
+    if (!fault) return {};
+    relation_close(relation, mode);
+    relation = nullptr;
+    return fault;
 }
 
 }  // namespace
@@ -135,45 +167,6 @@ const char* hint_of(const RecordTableFault& fault) {
     const bool is_sentence = fault.remedy[strlen(fault.remedy) - 1] == '.';
     return is_sentence ? fault.remedy : psprintf("As a superuser, execute %s.", fault.remedy);
 }
-
-namespace {
-
-// A table that was checked may have changed since: it is checked again once it is locked.
-Fault fault_before_lock(Oid table) {
-    const bool known = table == table_oid(Table::record) || is_checked(table, false);
-    return known && OidIsValid(table) ? Fault{} : outward_fault(table);
-}
-
-[[noreturn]] void refuse_table(Oid table, const Fault& fault) {
-    const bool gone = fault.kind == Fault::gone;
-    const bool privilege = fault.kind == Fault::owner || fault.kind == Fault::privileges;
-    const char* name = gone ? nullptr : qualified_name(table);
-    ereport(ERROR,
-            (errcode(gone        ? ERRCODE_UNDEFINED_TABLE
-                     : privilege ? ERRCODE_INSUFFICIENT_PRIVILEGE
-                                 : ERRCODE_WRONG_OBJECT_TYPE),
-             gone ? errmsg("record table does not exist")
-             : fault.kind == Fault::owner
-                 ? errmsg("record table %s has another owner than idem.record", name)
-             : privilege ? errmsg("roles other than its owner may change record table %s", name)
-                         : errmsg("%s is not a record table", name),
-             errdetail("%s", fault.detail), errhint("%s", hint_of(fault))));
-}
-
-// What keeps the table from being used. Without a fault, it is open.
-Fault open_or_fault(Oid table, LOCKMODE mode, Relation& relation) {
-    relation = nullptr;
-    if (const Fault fault = fault_before_lock(table)) return fault;
-    relation = try_relation_open(table, mode);
-    if (relation == nullptr) return outward_fault(table);
-    const Fault fault = check(relation);
-    if (!fault) return {};
-    relation_close(relation, mode);
-    relation = nullptr;
-    return fault;
-}
-
-}  // namespace
 
 bool is_marked_table(Oid table) {
     // An index of a marked column has a column of the type, too.

@@ -13,7 +13,6 @@
 // The transaction's choice follows savepoints as SET LOCAL does. Everything here is backend-local.
 #pragma once
 
-#include "pg/server/postgres.hpp"
 #include "pg/store/record_table_check.hpp"
 
 namespace idem::pg {
@@ -38,7 +37,6 @@ void check_place(std::int32_t scope, Oid table);
 // The table that this transaction has chosen for the scopes whose records are elsewhere.
 Oid chosen_records();
 
-// Chooses it. The caller has opened the table.
 void choose_records(Oid table);
 
 // Whether the OID, which may be any number, is that of a table made for records, whatever has
@@ -80,7 +78,6 @@ void for_each_marked_table(Visit visit) {
 // may well have such a column.
 std::optional<RecordTableFault> fault_of_record_table(Oid table);
 
-// The remedy as the hint of an error.
 const char* hint_of(const RecordTableFault& fault);
 
 // What keeps the rows of a record table from being written as its owner (pg/store/triggers), and
@@ -102,7 +99,6 @@ constexpr BlockNumber number_of(RecordBlock block) {
     return static_cast<BlockNumber>(block);
 }
 
-// The choice at the end of a transaction and of its subtransactions.
 void forget_choices();
 void undo_choice(SubTransactionId sub);
 void hand_over_choice(SubTransactionId sub, SubTransactionId parent);

@@ -13,7 +13,6 @@ enum class RowChange : bool { update, deletion };
 // Another transaction that keeps the row from being changed; InvalidTransactionId when none does.
 TransactionId transaction_at(Relation relation, ItemPointerData tid, RowChange change);
 
-// What became of a row that was to be changed.
 struct ChangeResult {
     TM_Result result;          // TM_WouldBlock: the row was not free within the bound
     TransactionId in_the_way;  // then: the transaction that kept it, as far as that is known

@@ -1,10 +1,7 @@
 #include "pg/store/scope.hpp"
 
 #include "core/key.hpp"
-#include "pg/server/compat.hpp"
 #include "pg/server/hash_table.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/version.hpp"
 
 namespace idem::pg {
@@ -110,6 +107,37 @@ bool begins_something(std::string_view function) {
     return std::ranges::find(functions, function) != functions.end();
 }
 
+// Membership in a superuser, or in the owner of the tables of records and secrets, is more than the
+// use of a scope: the scope is given away.
+char* membership_hint(const char* scope, Oid owner, const char* owner_name) {
+    if (owner_name == nullptr ||
+        compat::object_ownercheck(RelationRelationId, table_oid(Table::record), owner))
+        return psprintf(
+            "Ask a superuser to give the scope to a role of its users, for example with SELECT "
+            "idem.alter_scope(%s, owner => %s).",
+            quote_literal_cstr(scope),
+            quote_literal_cstr(quote_identifier(GetUserNameFromId(GetUserId(), false))));
+    const char* role = pstrdup(quote_identifier(owner_name));
+    if (compat::member_can_set_role(GetUserId(), owner))
+        return psprintf("Run SET ROLE %s first.", role);
+    return psprintf("Ask an administrator of the role to run GRANT %s TO %s.", role,
+                    quote_identifier(GetUserNameFromId(GetUserId(), false)));
+}
+
+// Scopes and their owners are no secret, as tables and theirs are none.
+[[noreturn]] void refuse_membership(std::string_view scope, Oid owner, const char* function) {
+    const char* name = report::c_string(scope);
+    const char* owner_name = GetUserNameFromId(owner, true);
+    ereport(ERROR,
+            (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+             errmsg("permission denied for scope \"%s\"", name),
+             owner_name != nullptr
+                 ? errdetail("The scope belongs to role \"%s\", whose privileges idem.%s() needs.",
+                             owner_name, function)
+                 : errdetail("The role that owned the scope was dropped."),
+             errhint("%s", membership_hint(name, owner, owner_name))));
+}
+
 }  // namespace
 
 void init_scopes() {
@@ -198,40 +226,6 @@ const char* nearest_scope(std::string_view name) {
     scan_committed(Table::scope, consider);
     return nearest;
 }
-
-namespace {
-
-// Membership in a superuser, or in the owner of the tables of records and secrets, is more than the
-// use of a scope: the scope is given away.
-char* membership_hint(const char* scope, Oid owner, const char* owner_name) {
-    if (owner_name == nullptr ||
-        object_ownercheck(RelationRelationId, table_oid(Table::record), owner))
-        return psprintf(
-            "Ask a superuser to give the scope to a role of its users, for example with SELECT "
-            "idem.alter_scope(%s, owner => %s).",
-            quote_literal_cstr(scope),
-            quote_literal_cstr(quote_identifier(GetUserNameFromId(GetUserId(), false))));
-    const char* role = pstrdup(quote_identifier(owner_name));
-    if (member_can_set_role(GetUserId(), owner)) return psprintf("Run SET ROLE %s first.", role);
-    return psprintf("Ask an administrator of the role to run GRANT %s TO %s.", role,
-                    quote_identifier(GetUserNameFromId(GetUserId(), false)));
-}
-
-// Scopes and their owners are no secret, as tables and theirs are none.
-[[noreturn]] void refuse_membership(std::string_view scope, Oid owner, const char* function) {
-    const char* name = report::c_string(scope);
-    const char* owner_name = GetUserNameFromId(owner, true);
-    ereport(ERROR,
-            (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-             errmsg("permission denied for scope \"%s\"", name),
-             owner_name != nullptr
-                 ? errdetail("The scope belongs to role \"%s\", whose privileges idem.%s() needs.",
-                             owner_name, function)
-                 : errdetail("The role that owned the scope was dropped."),
-             errhint("%s", membership_hint(name, owner, owner_name))));
-}
-
-}  // namespace
 
 const Scope& usable_scope(std::optional<std::string_view> name, const char* function) {
     if (!name)

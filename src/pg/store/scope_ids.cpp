@@ -1,6 +1,5 @@
 #include "pg/store/scope_ids.hpp"
 
-#include "pg/server/compat.hpp"
 #include "pg/server/owner.hpp"
 #include "pg/store/record.hpp"
 #include "pg/store/scope.hpp"

@@ -30,7 +30,6 @@ struct Keys {
 };
 Keys keys_of(std::optional<std::int32_t> scope);
 
-// The ids of the scopes that were noted, as a list of integers.
 List* dropped_scopes();
 
 }  // namespace idem::pg

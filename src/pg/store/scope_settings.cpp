@@ -1,10 +1,7 @@
 #include "pg/store/scope_settings.hpp"
 
-#include "core/duration.hpp"
-#include "core/errors.hpp"
 #include "core/header.hpp"
 #include "pg/server/guc.hpp"
-#include "pg/server/report.hpp"
 
 namespace idem::pg {
 namespace {
@@ -27,9 +24,11 @@ const char* why_not_final(core::FailureFault fault) {
             return "it is of class ID, which only idem raises";
         case core::FailureFault::transient:
             return "it says that a retry may succeed";
-        default:
-            return "it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two";
+        case core::FailureFault::malformed:
+        case core::FailureFault::none:
+            break;
     }
+    return "it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two";
 }
 
 // What removes a limit where NULL means "unchanged".

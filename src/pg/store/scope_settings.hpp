@@ -16,14 +16,12 @@ namespace idem::pg {
 // What happens to a new key that is likely to be used twice (see core/key.hpp).
 enum class WeakKeys { allow, warn, reject };
 
-// How long a record keeps the request.
 enum class StoreRequest {
     never,
     unfinished,  // of a leased claim, until it is finished
     always,      // as long as the answer
 };
 
-// Who says which tenant a call is for.
 enum class TenantFrom {
     argument,  // the caller, by the argument or the setting idem.tenant
     role,      // the server: it is the caller's role
@@ -39,6 +37,9 @@ inline constexpr std::array<std::string_view, 3> words<StoreRequest>{"never", "u
                                                                      "always"};
 template <>
 inline constexpr std::array<std::string_view, 2> words<TenantFrom>{"argument", "role"};
+static_assert(words<WeakKeys>.size() == static_cast<std::size_t>(WeakKeys::reject) + 1);
+static_assert(words<StoreRequest>.size() == static_cast<std::size_t>(StoreRequest::always) + 1);
+static_assert(words<TenantFrom>.size() == static_cast<std::size_t>(TenantFrom::role) + 1);
 
 // Times are in microseconds. An optional setting without a value is a limit that does not exist.
 struct Scope {
@@ -219,7 +220,6 @@ inline std::string_view name_of(TupleTableSlot* slot) {
     return view_of(DatumGetTextPP(*column(slot, column_name)));
 }
 
-// The setting answer_ttl in microseconds.
 std::optional<std::int64_t> answer_ttl(TupleTableSlot* slot);
 
 // Calls use(slot) for the committed row with this id or name. False when there is none. A session

@@ -1,9 +1,6 @@
 #include "pg/store/scope_table.hpp"
 
 #include "core/key.hpp"
-#include "pg/server/compat.hpp"
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/scope_ids.hpp"
 
 namespace idem::pg {
@@ -13,7 +10,6 @@ using namespace scope_row;
 
 constexpr int column_exclude = column_of("request_exclude");
 
-// NULL for NULL.
 const char* text_of_value(Oid type, NullableDatum value) {
     if (value.isnull) return nullptr;
     Oid output;
@@ -140,7 +136,7 @@ void change(ScopeRow& row, std::size_t setting, NullableDatum value) {
 
 void change_owner(ScopeRow& row, Oid owner) {
     (void)GetUserNameFromId(owner, false);  // raises when there is no such role
-    check_can_set_role(GetUserId(), owner);
+    compat::check_can_set_role(GetUserId(), owner);
     row.set(column_owner, ObjectIdGetDatum(owner));
 }
 

@@ -33,7 +33,6 @@ void change_owner(ScopeRow& row, Oid owner);
 // each other.
 bool same_value(Oid type, NullableDatum a, NullableDatum b);
 
-// The setting's default.
 NullableDatum preset_value(const Setting& setting);
 
 // The call of idem.create_scope() that makes the scope: "SELECT idem.create_scope(...);" with its
@@ -47,7 +46,6 @@ const char* scope_definition(std::int32_t id);
 // then if the scope has exactly these settings.
 bool insert_scope(ScopeRow& row, bool if_not_exists);
 
-// The row of a scope as it is stored.
 struct StoredScope {
     ItemPointerData tid;
     ScopeRow row;

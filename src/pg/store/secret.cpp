@@ -1,7 +1,5 @@
 #include "pg/store/secret.hpp"
 
-#include "pg/server/report.hpp"
-#include "pg/server/values.hpp"
 #include "pg/store/table.hpp"
 
 namespace idem::pg {

@@ -31,10 +31,8 @@ core::Secret fingerprint_secret(std::uint32_t id);
 
 // The functions that change secrets lock their table until the transaction ends.
 
-// Makes the secrets if there are none.
 void create_secrets();
 
-// Adds a secret for new fingerprints and returns its id.
 std::int32_t rotate_fingerprint_secret();
 
 void init_secrets();

@@ -1,21 +1,19 @@
 #include "pg/store/table.hpp"
 
-#include "pg/server/compat.hpp"
-#include "pg/server/report.hpp"
-
 namespace idem::pg {
 namespace {
 
 constexpr const char* schema_name = "idem";
-constexpr std::array<const char*, table_count> table_names = {
-    "record", "watermark", "scope", "dropped_scope", "secret", "purge_progress", "scope_id"};
+constexpr auto table_names = std::to_array<const char*>(
+    {"record", "watermark", "scope", "dropped_scope", "secret", "purge_progress", "scope_id"});
+constexpr std::size_t table_count = table_names.size();
+static_assert(table_count == static_cast<std::size_t>(Table::scope_id) + 1);
 
 constinit std::array<Oid, table_count> oids{};
 constinit std::array<void (*)(), table_count> forgetters{};
 constinit std::array<std::uint64_t, 256> changes{};  // of the relations with this remainder
 constinit std::uint64_t all_changes = 1;
 
-// What is known of a table's indexes.
 struct KnownIndexes {
     Oid table;
     std::uint64_t as_of;  // changes of the table
@@ -89,7 +87,6 @@ bool add_entry(Relation table, Relation index, TupleTableSlot* slot, IndexUnique
 
 constexpr char unfinished_state = static_cast<char>(core::State::in_progress);
 
-// Whether the index has the condition that the column has this value, and no other.
 bool has_condition(Relation index, AttrNumber column, char value) {
     bool null;
     const Datum stored =
@@ -137,6 +134,49 @@ KnownIndexes indexes_of(Relation table) {
     KnownIndexes& known = known_indexes[oid % known_indexes.size()];
     if (known.table != oid || known.as_of != changes_of(oid)) known = read_indexes(table);
     return known;
+}
+
+Oid collation_of(Relation table, AttrNumber column) {
+    return TupleDescAttr(RelationGetDescr(table), column - 1)->attcollation;
+}
+
+// A unique btree of this column alone finds its values, whoever made it.
+Oid find_unique_index(Relation table, AttrNumber column) {
+    Oid found = InvalidOid;
+    List* indexes = RelationGetIndexList(table);
+    for (int i = 0; i < list_length(indexes) && !OidIsValid(found); ++i) {
+        Relation index = index_open(list_nth_oid(indexes, i), AccessShareLock);
+        const FormData_pg_index* form = index->rd_index;
+        if (form->indisvalid && form->indisunique && form->indnkeyatts == 1 &&
+            form->indkey.values[0] == column && index->rd_rel->relam == BTREE_AM_OID &&
+            index->rd_indcollation[0] == collation_of(table, column) &&
+            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr))
+            found = RelationGetRelid(index);
+        index_close(index, AccessShareLock);
+    }
+    list_free(indexes);
+    return found;
+}
+
+[[noreturn]] void refuse_without_digest_index(Relation table) {
+    const char* name = qualified_name(RelationGetRelid(table));
+    const char* columns = digest_columns(RelationGetDescr(table));
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("table %s has no usable primary key", name),
+                    errdetail("The primary key must be (%s), and must not be deferrable. Otherwise "
+                              "an operation could be executed twice.",
+                              columns),
+                    errhint("As a superuser, drop the table's primary key, if it has one, and run "
+                            "ALTER TABLE %s ADD PRIMARY KEY (%s).",
+                            name, columns)));
+}
+
+[[noreturn]] void refuse_unlogged(Relation table) {
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("table \"%s\" is unlogged", RelationGetRelationName(table)),
+                    errdetail("A crash would empty it, and operations would be executed twice."),
+                    errhint("Execute ALTER TABLE %s SET LOGGED.",
+                            qualified_name(RelationGetRelid(table)))));
 }
 
 }  // namespace
@@ -195,32 +235,6 @@ bool is_digest_index(Relation index, Relation table) {
            has_digest_columns(form, table) && index->rd_opfamily[0] == uuid_family &&
            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr);
 }
-
-namespace {
-
-Oid collation_of(Relation table, AttrNumber column) {
-    return TupleDescAttr(RelationGetDescr(table), column - 1)->attcollation;
-}
-
-// A unique btree of this column alone finds its values, whoever made it.
-Oid find_unique_index(Relation table, AttrNumber column) {
-    Oid found = InvalidOid;
-    List* indexes = RelationGetIndexList(table);
-    for (int i = 0; i < list_length(indexes) && !OidIsValid(found); ++i) {
-        Relation index = index_open(list_nth_oid(indexes, i), AccessShareLock);
-        const FormData_pg_index* form = index->rd_index;
-        if (form->indisvalid && form->indisunique && form->indnkeyatts == 1 &&
-            form->indkey.values[0] == column && index->rd_rel->relam == BTREE_AM_OID &&
-            index->rd_indcollation[0] == collation_of(table, column) &&
-            heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, nullptr))
-            found = RelationGetRelid(index);
-        index_close(index, AccessShareLock);
-    }
-    list_free(indexes);
-    return found;
-}
-
-}  // namespace
 
 SysScanDesc begin_search(Relation table, AttrNumber column, RegProcedure equal, Datum value,
                          Snapshot snapshot) {
@@ -370,35 +384,6 @@ const char* digest_columns(TupleDesc table) {
     if (!has_tenant_column(table)) return "digest";
     return psprintf("digest, %s", quote_identifier(NameStr(TupleDescAttr(table, 0)->attname)));
 }
-
-namespace {
-
-[[noreturn]] void refuse_without_digest_index(Relation table) {
-    const char* name = qualified_name(RelationGetRelid(table));
-    const char* columns = digest_columns(RelationGetDescr(table));
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("table %s has no usable primary key", name),
-                    errdetail("The primary key must be (%s), and must not be deferrable. Otherwise "
-                              "an operation could be executed twice.",
-                              columns),
-                    errhint("As a superuser, drop the table's primary key, if it has one, and run "
-                            "ALTER TABLE %s ADD PRIMARY KEY (%s).",
-                            name, columns)));
-}
-
-}  // namespace
-
-namespace {
-
-[[noreturn]] void refuse_unlogged(Relation table) {
-    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                    errmsg("table \"%s\" is unlogged", RelationGetRelationName(table)),
-                    errdetail("A crash would empty it, and operations would be executed twice."),
-                    errhint("Execute ALTER TABLE %s SET LOGGED.",
-                            qualified_name(RelationGetRelid(table)))));
-}
-
-}  // namespace
 
 KeyedTable::KeyedTable(Oid table, Access access, Relation (*open)(Oid, LOCKMODE))
     : table_(access == Access::write ? open_to_write(open, table) : open(table, AccessShareLock)),

@@ -18,9 +18,7 @@
 #pragma once
 
 #include "core/decision.hpp"
-#include "core/digest.hpp"
 #include "pg/server/compat.hpp"
-#include "pg/server/postgres.hpp"
 #include "pg/server/values.hpp"
 #include "pg/server/wait.hpp"
 #include "pg/store/triggers.hpp"
@@ -31,18 +29,14 @@ using compat::IndexEntries;
 
 // scope_id is a sequence.
 enum class Table { record, watermark, scope, dropped_scope, secret, purge_progress, scope_id };
-inline constexpr std::size_t table_count = 7;
 
 // Opens the table. Raises 55000 when the extension is not installed in this database.
 Relation open_table(Table table, LOCKMODE mode);
 
-// The table's OID; raises as open_table() does.
 Oid table_oid(Table table);
-
-// The table's OID, or InvalidOid when there is none.
+// Likewise; InvalidOid when there is none.
 Oid find_table_oid(Table table);
 
-// The relation with its schema, quoted.
 const char* qualified_name(Oid relation);
 
 // Registers a function that is called whenever the relation cache entry of the table is
@@ -58,10 +52,8 @@ std::uint64_t changes_of(Oid relation);
 // it. A pooled session may serve a thousand tenants with tables of their own.
 inline constexpr std::size_t known_tables = 4096;
 
-// The schema of the extension's objects; InvalidOid if there is none.
 Oid own_schema();
 
-// Registers with the relation cache.
 void init_tables();
 
 // At the end of a transaction, and when a subtransaction has rolled back: its locks are gone.
@@ -86,7 +78,6 @@ void run_scan(Relation relation, TableScanDesc scan, Visit visit) {
     table_endscan(scan);
 }
 
-// Scans a whole table.
 template <class Visit>
 void scan_rows(Relation relation, Snapshot snapshot, Visit visit) {
     run_scan(relation, table_beginscan_strat(relation, snapshot, 0, nullptr, true, true), visit);
@@ -148,7 +139,6 @@ void scan_blocks(Relation relation, Snapshot snapshot, BlockNumber first, BlockN
 
 // --- Rows --------------------------------------------------------------------------------------
 
-// Whether this transaction wrote the row version in the slot.
 bool written_here(TupleTableSlot* slot);
 
 // Whether the row version has been replaced: one that is deleted, or only locked, points to itself.

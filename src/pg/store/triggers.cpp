@@ -16,9 +16,10 @@ int trigger_event(CmdType command) {
             return TRIGGER_TYPE_INSERT;
         case CMD_UPDATE:
             return TRIGGER_TYPE_UPDATE;
-        default:
-            Assert(command == CMD_DELETE);
+        case CMD_DELETE:
             return TRIGGER_TYPE_DELETE;
+        default:
+            elog(ERROR, "unexpected command %d", static_cast<int>(command));
     }
 }
 
@@ -85,10 +86,23 @@ void queue_events(EState* estate, ResultRelInfo* target, CmdType command, ItemPo
                                  rows, false);
             ExecASUpdateTriggers(estate, target, rows);
             break;
-        default:
+        case CMD_DELETE:
             ExecARDeleteTriggers(estate, target, old_row, nullptr, rows, false);
             ExecASDeleteTriggers(estate, target, rows);
+            break;
+        default:
+            elog(ERROR, "unexpected command %d", static_cast<int>(command));
     }
+}
+
+// The process may write as the table's owner: then what it fires is what the owner may do.
+void check_trusted(Relation table) {
+    if (!InSecurityRestrictedOperation()) return;
+    if (const auto untrusted = untrusted_trigger(table))
+        ereport(ERROR,
+                (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                 errmsg("table \"%s\" is not written as its owner", RelationGetRelationName(table)),
+                 errdetail("%s", untrusted->detail), errhint("%s", untrusted->remedy)));
 }
 
 }  // namespace
@@ -143,20 +157,6 @@ void refuse_before_triggers(Relation table, CmdType command) {
                                                 RelationGetRelationName(table)),
                      quote_identifier(trigger->tgname))));
 }
-
-namespace {
-
-// The process may write as the table's owner: then what it fires is what the owner may do.
-void check_trusted(Relation table) {
-    if (!InSecurityRestrictedOperation()) return;
-    if (const auto untrusted = untrusted_trigger(table))
-        ereport(ERROR,
-                (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                 errmsg("table \"%s\" is not written as its owner", RelationGetRelationName(table)),
-                 errdetail("%s", untrusted->detail), errhint("%s", untrusted->remedy)));
-}
-
-}  // namespace
 
 void fire_after_triggers(Relation table, CmdType command, ItemPointer old_row,
                          TupleTableSlot* new_row) {

@@ -1,7 +1,5 @@
 #include "pg/store/watermark.hpp"
 
-#include "pg/server/compat.hpp"
-#include "pg/server/report.hpp"
 #include "pg/store/key_lock.hpp"
 #include "pg/store/scope.hpp"
 

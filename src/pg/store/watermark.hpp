@@ -31,7 +31,6 @@ Watermark find_watermark(const Key& source, Access access);
 ChangeResult write_watermark(const Key& source, const Watermark& from,
                              std::optional<std::int64_t> seq, WaitBound& bound);
 
-// The scope's id of the watermark in the slot.
 std::int32_t watermark_scope(TupleTableSlot* slot);
 
 // The sources of the tenant whose watermarks are committed now, palloc'd, in ascending order of
