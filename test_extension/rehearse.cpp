@@ -11,6 +11,7 @@
 #include "rehearsal.hpp"
 
 extern "C" {
+#include "executor/spi.h"
 #include "utils/plancache.h"
 }
 

@@ -4,6 +4,10 @@
 #include "pg/server/test_seam.hpp"
 #include "pg/store/version.hpp"
 
+extern "C" {
+#include "tcop/pquery.h"
+}
+
 namespace idem::api {
 namespace {
 

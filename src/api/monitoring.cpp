@@ -12,6 +12,10 @@
 #include "pg/store/scope.hpp"
 #include "pg/store/table.hpp"
 
+extern "C" {
+#include "executor/spi.h"
+}
+
 namespace idem::api {
 namespace {
 

@@ -9,6 +9,10 @@
 #include "pg/store/scope_ids.hpp"
 #include "pg/store/table.hpp"
 
+extern "C" {
+#include "catalog/pg_subscription_rel.h"
+}
+
 namespace idem::pg {
 namespace {
 

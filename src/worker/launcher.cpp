@@ -8,6 +8,11 @@
 #include "pg/server/hash_table.hpp"
 #include "worker/worker.hpp"
 
+extern "C" {
+#include "catalog/pg_database.h"
+#include "postmaster/bgworker.h"
+}
+
 namespace idem::worker {
 namespace {
 

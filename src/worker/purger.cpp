@@ -12,6 +12,11 @@
 #include "pg/store/version.hpp"
 #include "worker/worker.hpp"
 
+extern "C" {
+#include "commands/dbcommands.h"
+#include "postmaster/bgworker.h"
+}
+
 namespace idem::worker {
 namespace {
 

@@ -2,6 +2,11 @@
 
 #include "pg/server/wait.hpp"
 
+extern "C" {
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+}
+
 namespace idem::worker {
 namespace {
 

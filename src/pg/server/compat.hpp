@@ -4,6 +4,10 @@
 
 #include "pg/server/postgres.hpp"
 
+extern "C" {
+#include "parser/parse_relation.h"
+}
+
 namespace idem::pg::compat {
 
 // Functions of PostgreSQL 16, and what they are in the version before it.

@@ -2,6 +2,10 @@
 
 #include "pg/server/guc.hpp"
 
+extern "C" {
+#include "utils/json.h"
+}
+
 namespace idem::pg::report {
 
 char* c_string(std::string_view view) {

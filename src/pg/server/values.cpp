@@ -5,6 +5,10 @@
 #include "core/duration.hpp"
 #include "pg/server/compat.hpp"
 
+extern "C" {
+#include "utils/expandedrecord.h"
+}
+
 namespace idem::pg {
 
 Elements elements_of(ArrayType* array) {

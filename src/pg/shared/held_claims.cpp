@@ -3,6 +3,10 @@
 #include "pg/store/record.hpp"
 #include "pg/store/table.hpp"
 
+extern "C" {
+#include "access/twophase.h"
+}
+
 namespace idem::pg {
 namespace {
 

@@ -5,6 +5,10 @@
 #include "pg/server/compat.hpp"
 #include "pg/store/secret.hpp"
 
+extern "C" {
+#include "utils/numeric.h"
+}
+
 namespace idem::pg {
 namespace {
 

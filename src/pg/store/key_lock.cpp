@@ -3,6 +3,10 @@
 #include "pg/server/compat.hpp"
 #include "pg/store/secret.hpp"
 
+extern "C" {
+#include "access/twophase.h"
+}
+
 namespace idem::pg {
 namespace {
 

@@ -4,6 +4,11 @@
 #include "pg/store/table.hpp"
 #include "pg/store/triggers.hpp"
 
+extern "C" {
+#include "nodes/value.h"
+#include "utils/ruleutils.h"
+}
+
 namespace idem::pg {
 
 Oid digest_type() {

@@ -1,5 +1,9 @@
 #include "pg/store/row_lock.hpp"
 
+extern "C" {
+#include "access/multixact.h"
+}
+
 namespace idem::pg {
 namespace {
 

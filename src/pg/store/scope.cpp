@@ -4,6 +4,10 @@
 #include "pg/server/hash_table.hpp"
 #include "pg/store/version.hpp"
 
+extern "C" {
+#include "utils/varlena.h"
+}
+
 namespace idem::pg {
 namespace {
 

@@ -5,6 +5,11 @@
 #include "pg/store/scope.hpp"
 #include "pg/store/watermark.hpp"
 
+extern "C" {
+#include "access/visibilitymap.h"
+#include "commands/sequence.h"
+}
+
 namespace idem::pg {
 namespace {
 
