@@ -4,6 +4,10 @@
 #include "pg/server/compat.hpp"
 #include "pg/server/subtransaction.hpp"
 
+extern "C" {
+#include "tcop/pquery.h"
+}
+
 namespace idem::testing {
 namespace {
 

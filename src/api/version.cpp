@@ -3,9 +3,10 @@
 #include "pg/server/values.hpp"
 #include "pg/store/table.hpp"
 
+namespace idem::api {
+
 // The version, and -1, 0 or 1: older than the objects in this database, the same, or newer.
 IDEM_FUNCTION(idem_library) {
-    using namespace idem;
     const std::strong_ordering order = pg::library_order();
     pg::Row<2> row;
     row.set_text(0, pg::library_version);
@@ -17,10 +18,11 @@ IDEM_FUNCTION(idem_library) {
 
 // The catalog has the new version already. Other sessions, too, compare theirs with it again.
 IDEM_FUNCTION(idem_begin_update) {
-    using namespace idem;
     (void)fcinfo;
     pg::forget_version();
     pg::require_library();
     CacheInvalidateRelcacheByRelid(pg::table_oid(pg::Table::record));
     PG_RETURN_VOID();
 }
+
+}  // namespace idem::api
