@@ -83,18 +83,19 @@ function asRefused(error) {
 
 // Events -----------------------------------------------------------------------------------------
 
-// A function that tells the hook what becomes of a call, and after how many seconds.
-// Calls a function of the application that is told something. Its own errors, also of a promise,
-// decide no operation.
+// Calls a function of the application, if there is one, that is told something. Its own errors, also
+// of a promise, decide no operation.
 function hook(tell, ...what) {
+  if (!tell) return;
   const warn = (mistake) => process.emitWarning(mistake instanceof Error ? mistake : `${mistake}`);
   try {
-    Promise.resolve(tell?.(...what)).catch(warn);
+    Promise.resolve(tell(...what)).catch(warn);
   } catch (mistake) {
     warn(mistake);
   }
 }
 
+// A function that tells the hook what becomes of a call, and after how many seconds.
 function reporter(onEvent, about) {
   const began = performance.now();
   return (type, error) => {

@@ -2,7 +2,7 @@
 // Operations of several steps, which call other services and so cannot be one transaction.
 const { setTimeout: sleep } = require('node:timers/promises');
 const {
-  Failure, LeaseLost, asRefused, reported, reporter, sqlstate,
+  Failure, LeaseLost, reported, reporter, sqlstate,
 } = require('./errors.js');
 const { guarded } = require('./guard.js');
 const { Heart } = require('./heart.js');
@@ -227,8 +227,7 @@ function lease(pool, operation, work) {
   return reported(report, async () => {
     const { held, answer } = await repeated(pool, bound.retry, async (client, conclude) => {
       const sent = performance.now();
-      const granted = grant(
-        await client.query(`BEGIN; ${statement}; COMMIT`).catch(asRefused));
+      const granted = await grant(client, `BEGIN; ${statement}; COMMIT`);
       conclude();
       if (!granted.claimed) return { answer: stored(granted, bound) };
       report('claimed');

@@ -1,13 +1,15 @@
 'use strict';
 // Runs an operation once per idempotency key: claim, effect and answer are one transaction, which
 // is retried as a whole, with the same key. BEGIN goes with the claim, and COMMIT with the answer.
-const { randomBytes } = require('node:crypto');
+const { randomUUID } = require('node:crypto');
 const { Failure, NotStored, asRefused, refusal, reported, reporter } = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
-const { choose, claim, complete, expiry, fail } = require('./statements.js');
+const {
+  choose, claim, complete, expiry, fail, milliseconds,
+} = require('./statements.js');
 const { committed, repeated } = require('./transaction.js');
 const {
-  JsonText, bodyBytes, headerFields, interval, json, known, tenantText, text,
+  JsonText, bodyBytes, composite, headerFields, interval, json, known, tenantText, text,
 } = require('./values.js');
 
 // A waiting claim occupies a connection. The server's default of 10 seconds is too long for a pool
@@ -21,10 +23,10 @@ async function run(pool, operation, work) {
   const bound = withDefaults(operation);
   const report = reporter(onEvent, bound);
   // A name that the work cannot use for a savepoint of its own.
-  bound.savepoint = `pg_idem_${randomBytes(8).toString('hex')}`;
+  bound.savepoint = `"pg_idem_${randomUUID()}"`;
   const first = `${begin}; ${choose(records)}${claim(bound)}; SAVEPOINT ${bound.savepoint}`;
   const call = () => repeated(pool, retry, async (client, conclude) => {
-    const granted = grant(await client.query(first).catch(asRefused));
+    const granted = await grant(client, first);
     if (granted.claimed) {
       report('claimed');
       return operate(client, granted.token, bound, work);
@@ -50,13 +52,30 @@ function withDefaults({ scope, key, request, ttl, wait = WAIT, records, ...rest 
   };
 }
 
-// The row of the claim, among the results of a message.
-function grant(results) {
-  const row = results.flatMap(({ rows }) => rows).find((of) => 'claimed' in of);
-  if (row.encoding !== 'UTF8') {
-    throw new Error(`client_encoding is ${row.encoding}, but answers are read as UTF8`);
+// The columns of idem.claim_result, with the types of those that are not taken as text.
+const [INTEGER, JSONB, BYTES, TIME, TEXTS] = [23, 3802, 17, 1184, 1009];
+const COLUMNS = [
+  ['claimed'], ['outcome'], ['token'], ['attempt', INTEGER], ['response'], ['status', INTEGER],
+  ['headers', JSONB], ['body', BYTES], ['error', JSONB], ['retryAfter'], ['recoveryPoint'],
+  ['steps', JSONB], ['createdAt'], ['expiresAt', TIME], ['redacted'], ['differs', TEXTS],
+];
+
+// Sends the message, and returns the row of the claim in it.
+async function grant(client, message) {
+  const results = await client.query(message).catch(asRefused);
+  const { claim: row, encoding } = results.flatMap(({ rows }) => rows).find((of) => 'claim' in of);
+  if (encoding !== 'UTF8') {
+    throw new Error(`client_encoding is ${encoding}, but answers are read as UTF8`);
   }
-  return row;
+  const fields = composite(row);
+  const granted = Object.fromEntries(COLUMNS.map(([name, type], n) =>
+    [name, type && fields[n] !== null ? client.getTypeParser(type)(fields[n]) : fields[n]]));
+  granted.claimed = granted.claimed === 't';
+  if (granted.retryAfter !== null) {
+    const { rows: [after] } = await client.query(milliseconds(granted.retryAfter));
+    granted.retryAfter = after.milliseconds;
+  }
+  return granted;
 }
 
 async function operate(client, token, bound, work) {

@@ -27,18 +27,16 @@ const bytes = (body) => literal(body && `\\x${body.toString('hex')}`);
 const choose = (records) =>
   (records === undefined ? '' : `SELECT idem.use_records(${literal(records)}); `);
 
-// What an attempt under a lease needs to know. Its recovery state has the results of its steps.
-const LEASED = 'attempt, recovery_state AS steps';
-
-// The request is JSON text, and times are intervals.
+// The request is JSON text, and times are intervals. The server reads and plans this statement each
+// time, and the list of the columns would cost as much as the claim: the row comes as one value.
 const claim = ({ scope, key, request, tenant, ttl, lease, wait }) =>
-  'SELECT claimed, outcome, token, '
-  + 'response::text, status, headers, body, error, differs, expires_at AS "expiresAt", '
-  + 'ceil(1000 * extract(epoch FROM retry_after))::text AS "retryAfter", '
-  + `pg_client_encoding() AS encoding${lease === undefined ? '' : `, ${LEASED}`} `
-  + `FROM idem.try_claim(${literal(scope)}, ${literal(key)}, ${literal(request)}, `
+  `SELECT idem.try_claim(${literal(scope)}, ${literal(key)}, ${literal(request)}, `
   + `tenant => ${literal(tenant)}, ttl => ${literal(ttl)}, lease => ${literal(lease)}, `
-  + `wait => ${literal(wait)})`;
+  + `wait => ${literal(wait)}) AS claim, pg_client_encoding() AS encoding`;
+
+// An interval as milliseconds, whatever the style that the session writes intervals in.
+const milliseconds = (text) =>
+  `SELECT ceil(1000 * extract(epoch FROM ${literal(text)}::interval))::text AS milliseconds`;
 
 // The rest of an answer or a Failure.
 const http = ({ status, headers, body }) => [
@@ -62,9 +60,11 @@ function fail(token, failure) {
 const expiry = ({ scope, key, tenant }) => 'SELECT expires_at AS "expiresAt" '
   + `FROM idem.lookup(${literal(scope)}, ${literal(key)}, ${literal(tenant)})`;
 
+// The recovery state has the results of steps.
 const take = ({ scope, lease, tenant, wait }) =>
-  `SELECT token, key, tenant, request, ${LEASED} FROM idem.take(${literal(scope)}, `
-  + `lease => ${literal(lease)}, tenant => ${literal(tenant)}, wait => ${literal(wait)})`;
+  'SELECT token, key, tenant, request, attempt, recovery_state AS steps '
+  + `FROM idem.take(${literal(scope)}, lease => ${literal(lease)}, tenant => ${literal(tenant)}, `
+  + `wait => ${literal(wait)})`;
 const renew = (token, lease) => `SELECT idem.renew(${literal(token)}, ${literal(lease)})`;
 const checkpoint = (token, name, steps) =>
   `SELECT idem.checkpoint(${literal(token)}, ${literal(name)}, ${jsonb(steps)})`;
@@ -80,5 +80,6 @@ const finished = ({ scope, key, tenant }) => 'SELECT state AS outcome, response:
   + "WHERE state IN ('completed', 'failed')";
 
 module.exports = {
-  checkpoint, childKey, choose, claim, complete, expiry, fail, finished, release, renew, take,
+  checkpoint, childKey, choose, claim, complete, expiry, fail, finished, milliseconds, release,
+  renew, take,
 };

@@ -68,6 +68,25 @@ function isData(value) {
     && ![iterator, asyncIterator, toStringTag].some((symbol) => symbol in value);
 }
 
+// The fields of a composite value as the server writes it: null, or text. Inside of quotes, a quote
+// is two, and so is a backslash.
+function composite(value) {
+  const fields = [];
+  const last = value.length - 1; // the parenthesis
+  for (let start = 1, end; start <= last; start = end + 1) {
+    end = start;
+    while (value[end] === '"') end = value.indexOf('"', end + 1) + 1;
+    if (end > start) {
+      fields.push(value.slice(start + 1, end - 1).replaceAll('""', '"').replaceAll('\\\\', '\\'));
+    } else {
+      const comma = value.indexOf(',', start);
+      end = comma < 0 ? last : comma;
+      fields.push(end > start ? value.slice(start, end) : null);
+    }
+  }
+  return fields;
+}
+
 function statusCode(status) {
   if (!Number.isInteger(status)) throw new TypeError(`the status must be an integer: ${status}`);
   if (status < 200 || status > 599) {
@@ -116,5 +135,5 @@ function known(answer, ...names) {
 }
 
 module.exports = {
-  JsonText, bodyBytes, headerFields, interval, json, known, statusCode, tenantText, text,
+  JsonText, bodyBytes, composite, headerFields, interval, json, known, statusCode, tenantText, text,
 };

@@ -177,6 +177,12 @@ test('a key in flight: refused with a time, and answered once the holder has com
   const error = await rejected(payOnce(key, request, { wait: 0, retry: once }));
   assert.deepEqual([error.code, error.constraint, isTransient(error)], ['ID001', 'in_progress', true]);
   assert.ok(retryAfter(error) >= 100);
+  for (const style of ['postgres_verbose', 'sql_standard', 'iso_8601']) {
+    const session = new Pool({ options: `-c intervalstyle=${style}` });
+    const refused = await rejected(run(session, { scope: 'payments', key, request, wait: 0, retry: once }, () => {}));
+    assert.ok(retryAfter(refused) >= 100, style);
+    await session.end();
+  }
   const answer = payOnce(key, request, { wait: 0 });
   await rejected(payOnce(key, request, { wait: 0, retry: once })); // the holder still has it
   await held.complete({ payment: 'of the holder' });
