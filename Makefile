@@ -1,12 +1,19 @@
 # idem: PGXS build. "make && make install" needs only PostgreSQL's development files, a C++20
 # compiler and OpenSSL 3; "make demo", "make check" and "make bench" install what they need.
 
-# These targets work on a fresh machine, which has no pg_config to include PGXS from.
+EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" idem.control)
+
+# These targets work on a fresh machine, which has no pg_config to include PGXS from. The other goals of
+# the same command are those of PGXS, and a make of their own reaches them, one after the other.
 ON_FRESH_MACHINE = demo quick check check-server check-all check-examples unit fuzz \
   fuzz-core fuzz-sql fuzz-smith model mutants chaos tidy coverage \
-  deb check-deb check-rpm check-images dist check-dist check-citus packages bench site check-site
+  deb check-deb check-rpm check-images dist check-dist check-citus packages managed bench site check-site
 ifneq (,$(filter $(ON_FRESH_MACHINE),$(MAKECMDGOALS)))
-.PHONY: $(ON_FRESH_MACHINE)
+OF_PGXS = $(filter-out $(ON_FRESH_MACHINE),$(MAKECMDGOALS))
+.PHONY: $(ON_FRESH_MACHINE) $(OF_PGXS)
+.NOTPARALLEL:
+$(OF_PGXS):
+	@$(MAKE) --no-print-directory $@
 # SECONDS is the shell's own.
 export TEST_SECONDS = $(SECONDS)
 demo bench:
@@ -59,6 +66,11 @@ check-dist:
 packages:
 	@tools/setup clients
 	@tools/packages
+# The SQL edition as one file, without the library.
+managed: idem-managed--$(EXTVERSION).sql
+idem-managed--$(EXTVERSION).sql: $(wildcard sql/*.sql) idem.control
+	rm -f idem-managed--*.sql
+	tools/managed > $@
 site:
 	@tools/setup $@
 	@tools/site
@@ -67,8 +79,14 @@ check-site:
 	@prove test/site.pl
 else
 
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
+ifeq (,$(wildcard $(PGXS)))
+$(error "$(PG_CONFIG) --pgxs" names no file. Install the development files of PostgreSQL, on Debian the \
+  package postgresql-server-dev-all, or name their pg_config: make PG_CONFIG=/path/to/pg_config)
+endif
+
 EXTENSION = idem test_extension/idem_test
-EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" idem.control)
 MODULE_big = idem
 OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard src/*.cpp src/*/*.cpp src/*/*/*.cpp)))
 # The scripts of earlier releases, and of the updates between them.
@@ -79,7 +97,6 @@ DATA_built = idem--$(EXTVERSION).sql idem_test--$(EXTVERSION).sql
 MODULES = test_extension/idem_test
 TEST_OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard test_extension/*.cpp))) src/pg/server/subtransaction.o
 
-PG_CONFIG ?= pg_config
 SERVER_INCLUDES := $(shell $(PG_CONFIG) --includedir-server)
 # The server's headers are system headers, so that the warnings are about our code alone. tools/setup
 # makes them errors for the tests; for users, whose compiler may be newer, they stay warnings.
@@ -110,7 +127,6 @@ export IDEM_EXAMPLES ?= pay.py pay.pl
 
 EXTRA_CLEAN = $(OBJS:.o=.d) $(TEST_OBJS) $(TEST_OBJS:.o=.d) idem--*.sql idem_test--*.sql idem-managed--*.sql
 
-PGXS := $(shell $(PG_CONFIG) --pgxs)
 # The bitcode rule ignores PG_CXXFLAGS, and the hot paths are not worth inlining into plans.
 override with_llvm = no
 include $(PGXS)
@@ -118,19 +134,18 @@ include $(PGXS)
 idem--$(EXTVERSION).sql: $(patsubst %,sql/%.sql,base schema types functions functions_sql functions_http library comments views health privileges) idem.control
 	{ printf '%s\n' '\echo Use "CREATE EXTENSION idem" to load this file. \quit'; cat $(filter %.sql,$^); } > $@
 
-# The SQL edition as one file, without the library.
-managed: idem-managed--$(EXTVERSION).sql
-idem-managed--$(EXTVERSION).sql: $(wildcard sql/*.sql) idem.control
-	rm -f idem-managed--*.sql
-	tools/managed > $@
-.PHONY: managed
-
 idem_test--$(EXTVERSION).sql: test_extension/idem_test.sql idem.control
 	cp $< $@
 
 $(MODULES)$(DLSUFFIX): $(TEST_OBJS)
 	$(CXX) $(CXXFLAGS) $(TEST_OBJS) $(LDFLAGS) $(LDFLAGS_SL) -shared -lstdc++ \
 	  -Wl,--version-script=src/idem.map -o $@
+
+# PGXS installs a module without its directory, and would look for it there.
+uninstall: uninstall-modules
+.PHONY: uninstall-modules
+uninstall-modules:
+	rm -f $(addprefix '$(DESTDIR)$(pkglibdir)'/,$(addsuffix $(DLSUFFIX),$(notdir $(MODULES))))
 
 -include $(OBJS:.o=.d) $(TEST_OBJS:.o=.d)
 
