@@ -49,8 +49,6 @@ SELECT idem.create_scope('x', max_attempts => 0);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', claims_per_minute => -2);
 \echo :LAST_ERROR_SQLSTATE
-SELECT idem.create_scope('x', claims_per_minute => 60);  -- needs preload
-\echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', weak_keys => NULL);
 \echo :LAST_ERROR_SQLSTATE
 SELECT idem.create_scope('x', weak_keys => 'Warn');
