@@ -96,7 +96,10 @@ SELECT idem.drop_scope('aged');
 -- What health() finds in a scope, to a role that may use it; it sees no other scope, and nothing
 -- about the server.
 CREATE FUNCTION pg_temp.masked(line text) RETURNS text LANGUAGE sql AS $$
-    SELECT regexp_replace(line, '\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d(:\d\d)?', 'TIME', 'g')
+    SELECT regexp_replace(regexp_replace(line,
+      '\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d(:\d\d)?', 'TIME', 'g'),
+      -- A server that preloads idem counts.
+      '^(Nothing is counted that could show one|No scope has far more replays or .*)\.$', 'COUNTS')
 $$;
 CREATE ROLE idem_regress_watched;
 SELECT idem.alter_scope('counted', owner => 'idem_regress_watched');
