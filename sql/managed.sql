@@ -2054,7 +2054,8 @@ $$;
 -- The record of the key that the settings name, in a scope that the caller may use: what
 -- idem.lookup() shows to the same role, so that a role which sets them by itself learns nothing
 -- else. claimed is false for a replay; else the long way decides. OFFSET 0 keeps the server from
--- looking at records before it knows the scope, which EXPLAIN ANALYZE would show.
+-- looking at records before it knows the scope, which EXPLAIN ANALYZE would show; the subqueries, from
+-- comparing tenant and key with the table's statistics, which EXPLAIN would show to any role.
 CREATE VIEW idem_internal.answer WITH (security_barrier) AS
     SELECT (
                r.is_finished AND r.request_list = 0 AND s.request_exclude = '{}'
@@ -2082,8 +2083,9 @@ CREATE VIEW idem_internal.answer WITH (security_barrier) AS
                    request_list, fingerprint, coalesce(finished, created) AS completed,
                    state = 'c' AND expires > clock_timestamp() AS is_finished
             FROM idem.record AS x
-            WHERE x.scope = s.id AND x.tenant = current_setting('idem_sql.tenant', true) COLLATE "C"
-                AND x.key = current_setting('idem_sql.key', true) COLLATE "C"
+            WHERE x.scope = s.id
+                AND x.tenant = (SELECT current_setting('idem_sql.tenant', true)) COLLATE "C"
+                AND x.key = (SELECT current_setting('idem_sql.key', true)) COLLATE "C"
             OFFSET 0) AS r
     WHERE s.name = current_setting('idem_sql.scope', true)
         AND s.tenant_from = 'argument' AND s.answer_ttl IS NULL

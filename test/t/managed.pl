@@ -227,6 +227,8 @@ ask(q{GRANT anon TO idem_owner; SET ROLE idem_owner;
 	$busy->query_safe("BEGIN; SELECT FROM idem.claim('requests', 'order-1')");
 	is($request->("SELECT outcome FROM idem.claim('requests', 'order-1')"), 'ID001',
 		'a wait ends before their timeout');
+	is($request->("SET statement_timeout = '8s'; SELECT outcome FROM idem.claim('requests', 'order-1')"), 'ID001',
+		'also where it is 8 seconds');
 	$busy->quit;
 }
 

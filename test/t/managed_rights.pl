@@ -153,6 +153,13 @@ is(bob(sprintf($ask, 'bob_scope', 'expired')
 is(bob("SELECT count(*) FROM idem_internal.figures(ARRAY(SELECT generate_series(1, 9)),
 	array_fill('170000000 years'::interval, '{9}'), NULL)"), '2',
 	'nor do figures fail where a scope of another role has records');
+$node->safe_psql('postgres', q{SELECT count(*) FROM (
+	SELECT idem.once('alice_scope', 'popular', tenant => 't' || i), idem.once('alice_scope', 'n' || i, tenant => 'rich')
+	FROM generate_series(1, 300) i) AS o; ANALYZE idem.record});
+my ($popular, $rare) = map { bob("SET idem_sql.tenant = '$_->[0]'; SET idem_sql.key = '$_->[1]';
+	EXPLAIN SELECT * FROM idem_internal.answer") } [ 'rich', 'popular' ], [ 'poor', 'rare' ];
+is($popular, $rare, 'nor does what a plan expects show which tenants and keys there are');
+$node->safe_psql('postgres', q{DELETE FROM idem.record WHERE tenant = 'rich' OR key = 'popular'; ANALYZE idem.record});
 my $inserts = "INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce)
 	VALUES ('%s', '', 'by hand', '', repeat('a', 26)) RETURNING place IS NOT NULL";
 is(bob(sprintf $inserts, 'alice_scope'), '', 'the other view claims no key in another role\'s scope');
