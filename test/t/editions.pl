@@ -44,6 +44,12 @@ my @on_purpose = (
 		qr/ERROR:  (?:55P03|57014)/,
 		'the unique index makes the insertion of a key wait for another transaction\'s once_each(), which has no '
 		. 'key lock', qr/idem\.once_each/ ],
+	[ qr/idem\.lookup\(/, qr/"in_progress"/, qr/"absent"/,
+		'the row that another transaction\'s once_each() has written is not visible, and has no key lock',
+		qr/idem\.once_each/ ],
+	[ qr/\btoken => /, qr/ERROR:  40001/, qr/ERROR:  ID00[45]/,
+		'a snapshot shows the lease as it was, or not at all; the library sees the one of now',
+		qr/ISOLATION LEVEL (?:REPEATABLE|SERIAL)/ ],
 	[ qr/idem\.alter_scope/, qr/ERROR:  (?:22023|22004|0A000|55000|22P02|22007)/,
 		qr/ERROR:  55000: cannot change scope .* while this transaction has an open claim/,
 		'of two refusals, another comes first' ],
