@@ -2054,8 +2054,8 @@ $$;
 -- The record of the key that the settings name, in a scope that the caller may use: what
 -- idem.lookup() shows to the same role, so that a role which sets them by itself learns nothing
 -- else. claimed is false for a replay; else the long way decides. OFFSET 0 keeps the server from
--- looking at records before it knows the scope, which EXPLAIN ANALYZE would show; the subqueries, from
--- comparing tenant and key with the table's statistics, which EXPLAIN would show to any role.
+-- looking at records before it knows the scope, which EXPLAIN ANALYZE would show. The subqueries
+-- keep it from looking for the tenant and the key in the table's statistics, as EXPLAIN would show.
 CREATE VIEW idem_internal.answer WITH (security_barrier) AS
     SELECT (
                r.is_finished AND r.request_list = 0 AND s.request_exclude = '{}'
