@@ -217,7 +217,6 @@ GRANT SELECT ON idem_internal.caller TO PUBLIC;
 CREATE FUNCTION idem_internal.refuse_without_secrets()
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE object_not_in_prerequisite_state USING
@@ -262,7 +261,6 @@ $$;
 CREATE FUNCTION idem_internal.check_caller(caller oid, proof bytea)
 RETURNS void
 LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF current_setting('transaction_isolation') NOT LIKE 'read %' THEN
@@ -284,26 +282,23 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION idem_internal.check_caller FROM PUBLIC;
-
--- The same for what only some roles may do: they have EXECUTE on the function, such as
--- 'idem.forget', whose arguments do not matter because its name is not overloaded.
-CREATE FUNCTION idem_internal.check_administrator(caller oid, proof bytea, function regproc)
+-- The same for what only some roles may do: they have EXECUTE on the function of this name. No such
+-- name is overloaded.
+CREATE FUNCTION idem_internal.check_administrator(
+    caller oid, proof bytea, function text, reading text DEFAULT ''
+)
 RETURNS void
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
-    IF NOT has_function_privilege(caller, function::oid, 'EXECUTE') THEN
+    IF NOT has_function_privilege(caller, ('idem.' || function)::regproc::oid, 'EXECUTE') THEN
         RAISE insufficient_privilege USING
-            MESSAGE = format('permission denied for function %s',
-                             (SELECT proname FROM pg_proc WHERE oid = function));
+            MESSAGE = format('permission denied for function %s', function);
     END IF;
+    PERFORM idem_internal.check_writable(function, reading);
 END
 $$;
-
-REVOKE ALL ON FUNCTION idem_internal.check_administrator FROM PUBLIC;
 
 \ir functions_http.sql
 \ir functions_sql.sql
@@ -405,7 +400,6 @@ CREATE FUNCTION idem_internal.refuse_in_progress(
 )
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 SET datestyle = 'ISO'
 AS $$
 DECLARE
@@ -454,7 +448,6 @@ $$;
 CREATE FUNCTION idem_internal.check_duration(argument text, value interval, may_be_zero boolean)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     seconds CONSTANT numeric := extract(epoch FROM value) - 453600 * extract(year FROM value);
@@ -505,7 +498,6 @@ CREATE FUNCTION idem_internal.check_name(
 )
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     fault text;
@@ -535,7 +527,6 @@ $$;
 CREATE FUNCTION idem_internal.check_key_type(type regtype, argument text DEFAULT 'key')
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_type AS t
@@ -556,10 +547,11 @@ CREATE FUNCTION idem_internal.check_key(
 )
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM idem_internal.check_key_type(type) WHERE key IS NOT NULL;
+    IF key IS NOT NULL AND type NOT IN ('text'::regtype, 'uuid'::regtype) THEN
+        PERFORM idem_internal.check_key_type(type);
+    END IF;
     PERFORM idem_internal.check_name(
         key, 'idempotency key', CASE place WHEN 0 THEN 'key' ELSE 'keys' END,
         'Pass an idempotency key of 1 to 255 bytes, such as a UUID.', place);
@@ -570,7 +562,6 @@ $$;
 CREATE FUNCTION idem_internal.checked_tenant(tenant text)
 RETURNS text
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     meant CONSTANT text := coalesce(tenant, current_setting('idem.tenant', true), '');
@@ -593,7 +584,6 @@ $$;
 CREATE FUNCTION idem_internal.require_tenant(s idem.scope, tenant text)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF s.tenant_required AND tenant = '' THEN
@@ -615,7 +605,6 @@ RETURN CASE WHEN current_setting('role') = 'none' THEN session_user
 CREATE FUNCTION idem_internal.tenant_in(s idem.scope, tenant text)
 RETURNS text
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     caller CONSTANT text := idem_internal.outer_role();
@@ -650,7 +639,6 @@ $$;
 CREATE FUNCTION idem_internal.distance(a text, b text)
 RETURNS integer
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     before integer[] := ARRAY(SELECT generate_series(0, length(b)));
@@ -684,7 +672,6 @@ END;
 CREATE FUNCTION idem_internal.refuse_scope(caller oid, scope text, function text)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     s idem.scope;
@@ -744,7 +731,6 @@ $$;
 CREATE FUNCTION idem_internal.usable_scope(caller oid, scope text, function text)
 RETURNS idem.scope
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     s idem.scope;
@@ -768,7 +754,6 @@ $$;
 CREATE FUNCTION idem_internal.scope_to_write(caller oid, scope text, function text)
 RETURNS idem.scope
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     LOCK TABLE idem.record IN ROW EXCLUSIVE MODE;
@@ -831,7 +816,6 @@ $$;
 CREATE FUNCTION idem_internal.key_time(key text)
 RETURNS timestamptz
 LANGUAGE plpgsql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     milliseconds bigint := 0;
@@ -861,7 +845,6 @@ RETURN (s).reject_stale_keys AND coalesce(
 CREATE FUNCTION idem_internal.refuse_stale_key(key text)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 SET datestyle = 'ISO'
 AS $$
 DECLARE
@@ -885,7 +868,6 @@ $$;
 CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text, ttl interval)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     weakness text;
@@ -958,7 +940,6 @@ END;
 CREATE FUNCTION idem_internal.without(document jsonb, path text)
 RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN CASE jsonb_typeof(document)
@@ -982,7 +963,6 @@ $$;
 CREATE FUNCTION idem_internal.redacted(document jsonb, list text[])
 RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     path text;
@@ -1013,7 +993,6 @@ RETURN substr(
 CREATE FUNCTION idem_internal.request_list(s idem.scope, r idem.record)
 RETURNS text[]
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF r.request_list > cardinality(s.request_lists) THEN
@@ -1031,7 +1010,6 @@ $$;
 CREATE FUNCTION idem_internal.is_same_request(s idem.scope, r idem.record, request jsonb)
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     its_secret bytea;
@@ -1053,46 +1031,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem_internal.check_headers(headers jsonb)
-RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    fault text;
-BEGIN
-    IF headers IS NULL THEN
-        RETURN;
-    ELSIF jsonb_typeof(headers) <> 'object' THEN
-        fault := 'The headers are not an object.';
-    ELSE
-        SELECT CASE
-            WHEN m.name !~ '^[-0-9A-Za-z!#$%&''*+.^_`|~]+$'
-                THEN format('The name "%s" is not a token as in RFC 9110.', m.name)
-            WHEN jsonb_typeof(v.value) <> 'string'
-                THEN format('The value of the header "%s" is neither a string nor an array of '
-                            'strings.', m.name)
-            ELSE format('The value of the header "%s" has a control character.', m.name)
-        END INTO fault
-        FROM jsonb_each(headers) WITH ORDINALITY AS m (name, value, n)
-            LEFT JOIN LATERAL jsonb_array_elements(
-                CASE jsonb_typeof(m.value) WHEN 'array' THEN m.value
-                     ELSE jsonb_build_array(m.value) END) WITH ORDINALITY AS v (value, place)
-            ON true
-        WHERE m.name !~ '^[-0-9A-Za-z!#$%&''*+.^_`|~]+$' OR jsonb_typeof(v.value) <> 'string'
-            OR v.value #>> '{}' ~ E'[\\x01-\\x1f\\x7f]'
-        ORDER BY m.n, v.place
-        LIMIT 1;
-    END IF;
-    IF fault IS NOT NULL THEN
-        PERFORM idem_internal.refuse(
-            'headers', '', fault,
-            'Write headers as an object of names with a string or an array of strings each, such '
-            'as ''{"Location": "/payments/1", "Vary": ["Accept", "Origin"]}''.');
-    END IF;
-END
-$$;
-
 -- Names of headers are the same in upper and lower case.
 CREATE FUNCTION idem_internal.redacted_headers(headers jsonb, names text[])
 RETURNS jsonb
@@ -1103,25 +1041,24 @@ BEGIN ATOMIC
     WHERE lower(h COLLATE "C") = ANY (ARRAY(SELECT lower(n COLLATE "C") FROM unnest(names) AS n));
 END;
 
--- Why a SQLSTATE cannot be that of a final failure: 'malformed', 'no_failure', 'ours' or
--- 'transient', as in src/core/errors.hpp; NULL if it can.
-CREATE FUNCTION idem_internal.failure_fault(sqlstate text)
+-- Why a SQLSTATE or, with its form, a class of them cannot be that of a final failure: 'malformed',
+-- 'no_failure', 'ours' or 'transient', as in src/core/errors.hpp; NULL if it can.
+CREATE FUNCTION idem_internal.failure_fault(sqlstate text, form text DEFAULT '^[0-9A-Z]{5}$')
 RETURNS text
 LANGUAGE sql IMMUTABLE
 RETURN CASE
-    WHEN sqlstate !~ '^[0-9A-Z]{5}$' THEN 'malformed'
+    WHEN sqlstate !~ form THEN 'malformed'
     WHEN sqlstate ~ '^0[0123]' THEN 'no_failure'
     WHEN sqlstate ~ '^ID' THEN 'ours'
-    WHEN sqlstate ~ ('^(08|25|40|53|55|57|58|72|XX|54001|26000|HV00N|HV001|3F000'
-                     '|42(703|704|725|804|809|883|P01|P02|P10))')
-        THEN 'transient'
+    WHEN ARRAY[sqlstate, left(sqlstate, 2)] && '{
+        08,25,40,53,55,57,58,72,XX,54001,26000,HV00N,HV001,3F000,42703,42704,42725,42804,42809,
+        42883,42P01,42P02,42P10}' THEN 'transient'
 END;
 
 -- Checks a failure that is to be stored as the answer, or as the last error of an attempt.
 CREATE FUNCTION idem_internal.check_failure(error jsonb, is_answer boolean)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     known CONSTANT text[] := '{sqlstate,message,detail,hint}';
@@ -1190,7 +1127,6 @@ $$;
 CREATE FUNCTION idem_internal.raise_failure(key text, r idem.record)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 SET datestyle = 'ISO'
 AS $$
 DECLARE
@@ -1234,7 +1170,6 @@ $$;
 CREATE FUNCTION idem_internal.check_size(what text, s idem.scope, size bigint)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF size > s.max_answer_size THEN
@@ -1269,15 +1204,25 @@ RETURN hashtextextended(tenant || E'\x1f' || key, (s).lock_seed);
 CREATE FUNCTION idem_internal.is_own(xmin xid)
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    mine CONSTANT bigint := pg_current_xact_id_if_assigned()::text::bigint;
-    its CONSTANT bigint := ((mine >> 32) << 32) + xmin::text::bigint;
+    mine CONSTANT pg_catalog.xid8 := pg_catalog.pg_current_xact_id_if_assigned();
+    its pg_catalog.int8;
 BEGIN
-    RETURN coalesce(its >= mine AND pg_xact_status(its::text::xid8) = 'in progress', false);
-EXCEPTION WHEN invalid_parameter_value THEN  -- frozen, and the number would be in the future
-    RETURN false;
+    IF mine IS NULL OR mine::pg_catalog.xid OPERATOR(pg_catalog.=) xmin THEN
+        RETURN mine IS NOT NULL;
+    END IF;
+    BEGIN  -- a subtransaction's?
+        its := mine::pg_catalog.text::pg_catalog.int8;
+        its := pg_catalog.int8shl(pg_catalog.int8shr(its, 32), 32)
+            OPERATOR(pg_catalog.+) xmin::pg_catalog.text::pg_catalog.int8;
+        RETURN coalesce(
+            its::pg_catalog.text::pg_catalog.xid8 OPERATOR(pg_catalog.>) mine
+            AND pg_catalog.pg_xact_status(its::pg_catalog.text::pg_catalog.xid8)
+                OPERATOR(pg_catalog.=) 'in progress', false);
+    EXCEPTION WHEN invalid_parameter_value THEN  -- frozen, and the number would be in the future
+        RETURN false;
+    END;
 END
 $$;
 
@@ -1286,7 +1231,6 @@ $$;
 CREATE FUNCTION idem_internal.is_open_here(r idem.record, written_by xid)
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN r.open IS NOT NULL AND idem_internal.is_own(written_by)
@@ -1306,7 +1250,6 @@ CREATE FUNCTION idem_internal.verdict(
 )
 RETURNS text
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN CASE
@@ -1327,7 +1270,6 @@ $$;
 CREATE FUNCTION idem_internal.erased(r idem.record)
 RETURNS idem.record
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     kept CONSTANT jsonb := CASE WHEN r.error ->> 'sqlstate' ~ '^[0-9A-Z]{5}$'
@@ -1366,7 +1308,6 @@ RETURN CASE
 CREATE FUNCTION idem_internal.new_bound(wait interval)
 RETURNS idem_internal.bound
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
@@ -1387,7 +1328,6 @@ $$;
 CREATE FUNCTION idem_internal.is_within(bound idem_internal.bound)
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     has_come CONSTANT boolean := bound.deadline <= clock_timestamp();
@@ -1403,7 +1343,6 @@ $$;
 CREATE FUNCTION idem_internal.limit_waits(bound idem_internal.bound)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     left_over CONSTANT numeric := 1000 * extract(epoch FROM bound.deadline - clock_timestamp());
@@ -1423,7 +1362,6 @@ CREATE FUNCTION idem_internal.wait_for(
 )
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF NOT idem_internal.is_within(bound) THEN
@@ -1456,7 +1394,6 @@ CREATE FUNCTION idem_internal.wait_for_key(
 )
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 SET lock_timeout = 0
 AS $$
 #variable_conflict use_variable
@@ -1484,7 +1421,6 @@ $$;
 CREATE FUNCTION idem_internal.wait_until(bound idem_internal.bound, due timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF NOT idem_internal.is_within(bound) THEN
@@ -1523,7 +1459,6 @@ END;
 CREATE FUNCTION idem_internal.is_held(xmax xid)
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     -- NULL without a row. Looking through all locks is slow.
@@ -1548,24 +1483,22 @@ RETURN ROW(NULL, (r).created, (r).lease_end, (r).nonce IS NULL, NULL)::idem_inte
 -- as the claims do. Every role can read and set it: nothing in it completes a claim, and the rows
 -- say what is claimed. For the same reason, idem.max_open_claims can only lower the limit.
 CREATE FUNCTION idem_internal.note(entry text, is_locked boolean DEFAULT true)
-RETURNS void
-LANGUAGE plpgsql
+RETURNS text
+LANGUAGE plpgsql STRICT
 AS $$
 DECLARE
-    list CONSTANT pg_catalog.text := pg_catalog.current_setting('idem_sql.claims', true);
-    n pg_catalog.int4 := 0;
-    older pg_catalog.text := '';
-    setting CONSTANT pg_catalog.text := pg_catalog.current_setting('idem.max_open_claims', true);
-    most pg_catalog.int4 := 2000;
+    list pg_catalog.text := pg_catalog.current_setting('idem_sql.claims', true);
+    n pg_catalog.int4;
+    setting pg_catalog.text;
 BEGIN
     IF pg_catalog.length(list) OPERATOR(pg_catalog.>) 0 THEN
         n := pg_catalog.split_part(list, ';', 1);
-        older := pg_catalog.substr(list, pg_catalog.strpos(list, ';'));
+        list := pg_catalog.substr(list, pg_catalog.strpos(list, ';'));
     END IF;
-    IF pg_catalog.length(setting) OPERATOR(pg_catalog.>) 0 THEN
-        most := least(most, setting::pg_catalog.int4);
-    END IF;
-    IF is_locked AND n OPERATOR(pg_catalog.>=) most THEN
+    setting := pg_catalog.current_setting('idem.max_open_claims', true);
+    IF is_locked AND coalesce(n, 0) OPERATOR(pg_catalog.>=) least(
+        2000, CASE WHEN setting OPERATOR(pg_catalog.<>) '' THEN setting::pg_catalog.int4 END)
+    THEN
         RAISE program_limit_exceeded USING
             MESSAGE = 'too many claims in one transaction',
             DETAIL = pg_catalog.format(
@@ -1574,9 +1507,10 @@ BEGIN
             HINT = 'Commit in smaller batches. The limit protects the lock table, which the whole '
                    'server shares.';
     END IF;
-    PERFORM pg_catalog.set_config(
+    RETURN pg_catalog.set_config(
         'idem_sql.claims',
-        pg_catalog.concat(n OPERATOR(pg_catalog.+) is_locked::pg_catalog.int4, ';', entry, older),
+        pg_catalog.concat(
+            coalesce(n, 0) OPERATOR(pg_catalog.+) is_locked::pg_catalog.int4, ';', entry, list),
         true);
 END
 $$;
@@ -1739,7 +1673,6 @@ CREATE FUNCTION idem_internal.explain_conflict(
     OUT paths text[]
 )
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     list CONSTANT text[] := idem_internal.request_list(s, r);
@@ -1775,7 +1708,6 @@ $$;
 CREATE FUNCTION idem_internal.refuse_conflict(key text, detail text, hint text, paths text[])
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF paths IS NULL THEN
@@ -1824,12 +1756,10 @@ DECLARE
     now timestamptz;
     verdict text;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
-    PERFORM idem_internal.check_writable(function);
-    PERFORM idem_internal.check_duration('ttl', ttl, false);
-    PERFORM idem_internal.check_duration('lease', lease, false);
-    PERFORM idem_internal.check_duration('wait', wait, true);
-    PERFORM idem_internal.check_key(key, type);
+    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable(function),
+            idem_internal.check_duration('ttl', ttl, false),
+            idem_internal.check_duration('lease', lease, false),
+            idem_internal.check_duration('wait', wait, true), idem_internal.check_key(key, type);
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.scope_to_write(caller, scope, function);
     tenant := idem_internal.tenant_in(s, tenant);
@@ -1907,9 +1837,11 @@ BEGIN
                 EXIT;
             END IF;
             PERFORM idem_internal.check_new_key(s, tenant, key, ttl);
-            DELETE FROM idem.record AS x
-            WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
-            r := NULL;
+            IF r.scope IS NOT NULL THEN
+                DELETE FROM idem.record AS x
+                WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
+                r := NULL;
+            END IF;
         END IF;
         EXIT WHEN verdict NOT IN ('claim', 'take_over');
 
@@ -2000,7 +1932,6 @@ $$;
 CREATE FUNCTION idem_internal.commit_durably()
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF current_setting('synchronous_commit') IN ('off', 'local') THEN
@@ -2018,7 +1949,6 @@ CREATE FUNCTION idem_internal.take_over(
 )
 RETURNS idem.claim_result
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     new_nonce CONSTANT text := idem_internal.random_digits();
@@ -2096,42 +2026,46 @@ CREATE VIEW idem_internal.answer WITH (security_barrier) AS
 COMMENT ON VIEW idem_internal.answer IS
     'The answer of the operation that idem.claim() or idem.lookup() asks for.';
 
--- An INSERT claims a new key whose lock is free, in a scope without rules that the caller may use.
--- Where the view above does not show what the key has, its record is looked for: ON CONFLICT would
--- wait without bound for a transaction that is changing it without the key lock. That look is no
--- EXISTS, for which the server may read the whole table. OFFSET 0 has each value evaluated once: a
--- role may insert a volatile expression.
+-- An INSERT claims the key that the settings name, if it is new and its lock is free, in a scope
+-- without rules that the caller may use. Where the view above does not show what the key has, its
+-- record is looked for: ON CONFLICT would wait without bound for a transaction that is changing it
+-- without the key lock. That look is no EXISTS, for which the server may read the whole table. The
+-- condition depends on NEW, so that it comes after what a role inserts, which may set the settings.
 CREATE VIEW idem_internal.new_claim AS
-    SELECT NULL::text AS scope, NULL::text AS tenant, NULL::text AS key, NULL::text AS request,
-           NULL::text AS nonce, NULL::text AS place, NULL::timestamptz AS created;
+    SELECT NULL::text AS nonce, NULL::text AS place, NULL::timestamptz AS created;
 
 COMMENT ON VIEW idem_internal.new_claim IS 'Where idem.claim() inserts a new key.';
 
 CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
     INSERT INTO idem.record AS r (
         scope, tenant, key, attempt, created, expires, open, state, fingerprint, secret)
-    SELECT s.id, n.tenant, n.key, 1, clock_timestamp(), clock_timestamp() + s.fixed_ttl, n.nonce,
-           'a',
-           CASE WHEN n.request <> '' THEN
-               substr(sha256(s.secret || convert_to(n.request, 'UTF8')), 1, 16) END,
+    SELECT s.id, current_setting('idem_sql.tenant', true), current_setting('idem_sql.key', true), 1,
+           clock_timestamp(), clock_timestamp() + s.fixed_ttl,
+           right(gen_random_uuid()::text, 26), 'a',
+           CASE WHEN current_setting('idem_sql.request', true) <> '' THEN
+               substr(sha256(s.secret || convert_to(
+                   current_setting('idem_sql.request', true), 'UTF8')), 1, 16) END,
            s.secret_id
-    FROM (SELECT NEW.scope, NEW.tenant, NEW.key, NEW.request, NEW.nonce OFFSET 0)
-             AS n (scope, tenant, key, request, nonce)
-        JOIN idem.scope AS s ON s.name = n.scope
-    WHERE CASE WHEN
-            pg_has_role(current_user, s.owner::oid, 'USAGE') AND NOT s.has_rules
+    FROM idem.scope AS s
+    WHERE s.name = current_setting('idem_sql.scope', true)
+        AND CASE WHEN
+            NEW.nonce IS NULL AND pg_has_role(current_user, s.owner::oid, 'USAGE')
+            AND NOT s.has_rules
             AND (current_setting('transaction_isolation') LIKE 'read %'
                  OR idem_internal.check_snapshot())
-            AND length(n.nonce) = 26 AND n.key <> ''
-            AND octet_length(n.key) <= 255 AND octet_length(n.tenant) <= 255
+            AND current_setting('idem_sql.key', true) <> ''
+            AND octet_length(current_setting('idem_sql.key', true)) <= 255
+            AND octet_length(current_setting('idem_sql.tenant', true)) <= 255
             AND (s.answer_ttl IS NULL OR (
                 SELECT x.scope FROM idem.record AS x
-                WHERE x.scope = s.id AND x.tenant = n.tenant COLLATE "C"
-                    AND x.key = n.key COLLATE "C") IS NULL)
+                WHERE x.scope = s.id
+                    AND x.tenant = current_setting('idem_sql.tenant', true) COLLATE "C"
+                    AND x.key = current_setting('idem_sql.key', true) COLLATE "C") IS NULL)
             THEN pg_try_advisory_xact_lock(hashtextextended(
-                n.tenant || E'\x1f' || n.key COLLATE "C", s.lock_seed)) END
+                current_setting('idem_sql.tenant', true) || E'\x1f'
+                || current_setting('idem_sql.key', true) COLLATE "C", s.lock_seed)) END
     ON CONFLICT DO NOTHING
-    RETURNING NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, r.ctid::text, r.created;
+    RETURNING r.open, r.ctid::text, r.created;
 
 -- The short ways of a replay and of a new key; all else, and every refusal, goes the long way. In
 -- SERIALIZABLE, no look at the answer comes before: after it, claims of neighbouring new keys would
@@ -2152,50 +2086,48 @@ LANGUAGE plpgsql
 AS $$
 #variable_conflict use_variable
 DECLARE
-    is_plain CONSTANT pg_catalog.bool := coalesce(ttl, lease, wait) IS NULL
-        AND type OPERATOR(pg_catalog.=) ANY (
-            '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
-        AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off';
-    its_tenant CONSTANT pg_catalog.text :=
-        coalesce(tenant, pg_catalog.current_setting('idem.tenant', true), '');
-    body pg_catalog.text := coalesce(request::pg_catalog.text, '');
+    body pg_catalog.text;
     nonce pg_catalog.text;
     place pg_catalog.text;
     since pg_catalog.timestamptz;
     c idem.claim_result;
 BEGIN
-    IF is_plain AND pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.>) 0 THEN
-        body := idem_internal.canonical(body);
-    END IF;
-    IF is_plain AND pg_catalog.current_setting('transaction_isolation')
-        OPERATOR(pg_catalog.<>) 'serializable'
+    IF coalesce(ttl, lease, wait) IS NULL
+        AND type OPERATOR(pg_catalog.=) ANY (
+            '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
+        AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
     THEN
-        place := pg_catalog.concat(
+        body := coalesce(request::pg_catalog.text, '');
+        IF pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.>) 0 THEN
+            body := idem_internal.canonical(body);
+        END IF;
+        body := pg_catalog.concat(
             pg_catalog.set_config('idem_sql.scope', scope, true),
-            pg_catalog.set_config('idem_sql.tenant', its_tenant, true),
+            pg_catalog.set_config('idem_sql.tenant', coalesce(
+                tenant, pg_catalog.current_setting('idem.tenant', true), ''), true),
             pg_catalog.set_config('idem_sql.key', key, true),
             pg_catalog.set_config('idem_sql.request', body, true));
-        SELECT a.* INTO c FROM idem_internal.answer AS a;
-        place := pg_catalog.concat(
+        IF pg_catalog.current_setting('transaction_isolation')
+            OPERATOR(pg_catalog.<>) 'serializable'
+        THEN
+            SELECT a.* INTO c FROM idem_internal.answer AS a;
+        END IF;
+        -- The key has no record, unless c says otherwise. The rule does not apply to replicas.
+        IF c.claimed IS NULL AND pg_catalog.current_setting('session_replication_role')
+            OPERATOR(pg_catalog.<>) 'replica'
+        THEN
+            INSERT INTO idem_internal.new_claim AS n (nonce) VALUES (NULL)
+            RETURNING n.nonce, n.place, n.created INTO nonce, place, since;
+        END IF;
+        body := pg_catalog.concat(
             pg_catalog.set_config('idem_sql.tenant', '', true),
             pg_catalog.set_config('idem_sql.key', '', true),
-            pg_catalog.set_config('idem_sql.request', '', true));
+            pg_catalog.set_config('idem_sql.request', '', true),
+            idem_internal.note(
+                place OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.md5(nonce), 16)));
         IF NOT c.claimed THEN
             RETURN c;
-        END IF;
-    END IF;
-    -- The key has no record, unless c says otherwise. The rule does not apply to replicas.
-    IF is_plain AND c.claimed IS NULL
-        AND pg_catalog.current_setting('session_replication_role')
-            OPERATOR(pg_catalog.<>) 'replica'
-    THEN
-        nonce := pg_catalog.right(pg_catalog.gen_random_uuid()::pg_catalog.text, 26);
-        INSERT INTO idem_internal.new_claim AS n (scope, tenant, key, request, nonce)
-        VALUES (scope, its_tenant, key, body, nonce)
-        RETURNING n.place, n.created INTO place, since;
-        IF FOUND THEN
-            PERFORM idem_internal.note(
-                place OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.md5(nonce), 16));
+        ELSIF place IS NOT NULL THEN
             RETURN ROW(true, 'claimed',
                        nonce OPERATOR(pg_catalog.||) pg_catalog.lpad(place, 18, '-'), 1, NULL,
                        NULL, NULL, NULL, NULL, NULL, NULL, NULL, since, NULL, NULL, NULL, NULL
@@ -2342,21 +2274,23 @@ BEGIN
             headers = complete.headers, body = complete.body,
             expires = r.expires OPERATOR(pg_catalog.+)
                 (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) r.created)
-        FROM idem.scope AS s
         WHERE r.ctid OPERATOR(pg_catalog.=) pg_catalog.right(token, 18)::pg_catalog.tid
             AND pg_catalog.starts_with(token, r.open)
             AND r.state OPERATOR(pg_catalog.=) 'a' AND r.attempt OPERATOR(pg_catalog.=) 1
             AND r.request IS NULL AND NOT r.redacted
-            AND s.id OPERATOR(pg_catalog.=) r.scope
-            AND s.whole_answer_size OPERATOR(pg_catalog.>=) (
-                coalesce(pg_catalog.pg_column_size(complete.response), 0)
-                OPERATOR(pg_catalog.+) coalesce(pg_catalog.pg_column_size(complete.headers), 0)
-                OPERATOR(pg_catalog.+) coalesce(pg_catalog.pg_column_size(complete.body), 0))
-            AND (complete.headers IS NULL OR NOT (
-                pg_catalog.lower(complete.headers::pg_catalog.text COLLATE pg_catalog."C")
-                    ::pg_catalog.jsonb
-                OPERATOR(pg_catalog.?|) pg_catalog.lower(
-                    s.header_exclude::pg_catalog.text COLLATE pg_catalog."C")::pg_catalog.text[]));
+            AND (SELECT s.whole_answer_size OPERATOR(pg_catalog.>=) (
+                        coalesce(pg_catalog.pg_column_size(complete.response), 0)
+                        OPERATOR(pg_catalog.+)
+                        coalesce(pg_catalog.pg_column_size(complete.headers), 0)
+                        OPERATOR(pg_catalog.+)
+                        coalesce(pg_catalog.pg_column_size(complete.body), 0))
+                    AND (complete.headers IS NULL OR NOT (
+                        pg_catalog.lower(complete.headers::pg_catalog.text COLLATE pg_catalog."C")
+                            ::pg_catalog.jsonb
+                        OPERATOR(pg_catalog.?|) pg_catalog.lower(
+                            s.header_exclude::pg_catalog.text COLLATE pg_catalog."C")
+                            ::pg_catalog.text[]))
+                 FROM idem.scope AS s WHERE s.id OPERATOR(pg_catalog.=) r.scope);
         RETURN FOUND;
     END IF;
     RETURN false;
@@ -2366,7 +2300,6 @@ $$;
 CREATE FUNCTION idem_internal.check_token(token text)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF token IS NULL THEN
@@ -2394,7 +2327,6 @@ CREATE FUNCTION idem_internal.claim_of(
     token text, OUT r idem.record, OUT is_own boolean, OUT is_known boolean
 )
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     entry CONSTANT text := CASE WHEN token LIKE 'L%' THEN left(token, 17)
@@ -2428,7 +2360,6 @@ CREATE FUNCTION idem_internal.lock_claim(
     OUT r idem.record
 )
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     is_leased CONSTANT boolean := token LIKE 'L%';
@@ -2516,7 +2447,8 @@ BEGIN
 END
 $$;
 
--- The long way of complete() and fail(). Returns when the operation has finished.
+-- The long way of complete() and fail(). Returns when the operation has finished; NULL for an error
+-- of execute() that the scope does not list as final.
 CREATE FUNCTION idem_internal.finish_slowly(
     caller oid,
     proof bytea,
@@ -2542,11 +2474,11 @@ DECLARE
     stored_headers jsonb;
     stored_response jsonb;
     stored_body bytea;
+    code text;
     now timestamptz;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
-    PERFORM idem_internal.check_writable(function);
-    PERFORM idem_internal.check_headers(headers);
+    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable(function);
+    PERFORM idem_internal.header_lines('headers', headers) WHERE headers IS NOT NULL;
     IF its_state <> 'f' THEN
         its_state := 'c';
         error := NULL;
@@ -2554,11 +2486,20 @@ BEGIN
         IF error IS NULL THEN
             PERFORM idem_internal.refuse('error', NULL, NULL, NULL);
         END IF;
-        PERFORM idem_internal.check_failure(error, true);
+        PERFORM idem_internal.check_failure(error, true) WHERE function <> 'execute';
     END IF;
     l := idem_internal.lock_claim(caller, token);
     s := l.s;
     r := l.r;
+    IF function = 'execute' AND error IS NOT NULL THEN
+        code := error ->> 'sqlstate';
+        IF (idem_internal.failure_fault(code) IS NULL
+            AND s.final_sqlstates && ARRAY[code, left(code, 2)]) IS NOT TRUE
+        THEN
+            RETURN NULL;
+        END IF;
+        PERFORM idem_internal.check_failure(error, true);
+    END IF;
     now := clock_timestamp();
     keeps := its_state = 'f' OR coalesce(s.store_response, false);
     stored_headers := CASE WHEN keeps THEN headers END;
@@ -2654,8 +2595,7 @@ DECLARE
     r idem.record;
     due timestamptz;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
-    PERFORM idem_internal.check_writable('release');
+    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('release');
     PERFORM idem_internal.check_duration('retry_after', retry_after, true);
     IF error IS NOT NULL THEN
         PERFORM idem_internal.check_failure(error, false);
@@ -2712,7 +2652,6 @@ $$;
 CREATE FUNCTION idem_internal.require_lease(token text, function text)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF length(token) = 44 AND token LIKE '%)' THEN
@@ -2735,10 +2674,9 @@ DECLARE
     r idem.record;
     due timestamptz;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
-    PERFORM idem_internal.check_writable('renew');
-    PERFORM idem_internal.check_duration('lease', lease, false);
-    PERFORM idem_internal.require_lease(token, 'renew');
+    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('renew'),
+            idem_internal.check_duration('lease', lease, false),
+            idem_internal.require_lease(token, 'renew');
     l := idem_internal.lock_claim(caller, token);
     s := l.s;
     r := l.r;
@@ -2777,8 +2715,7 @@ DECLARE
     s idem.scope;
     r idem.record;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
-    PERFORM idem_internal.check_writable('checkpoint');
+    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('checkpoint');
     IF name IS NULL THEN
         PERFORM idem_internal.refuse('name', NULL, NULL, NULL);
     ELSIF octet_length(name) NOT BETWEEN 1 AND 255 THEN
@@ -2926,22 +2863,6 @@ BEGIN
 END
 $$;
 
--- Whether the scope of an open claim lists an error as final.
-CREATE FUNCTION idem_internal.is_final(caller oid, proof bytea, token text, code text)
-RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    s idem.scope;
-BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
-    s := (idem_internal.lock_claim(caller, token)).s;
-    RETURN coalesce(idem_internal.failure_fault(code) IS NULL
-                    AND s.final_sqlstates && ARRAY[code, left(code, 2)], false);
-END
-$$;
-
 -- The operation runs with the caller's rights, in a subtransaction.
 CREATE FUNCTION idem.execute(
     scope text,
@@ -2989,23 +2910,23 @@ BEGIN
     EXCEPTION WHEN OTHERS OR assert_failure THEN
         GET STACKED DIAGNOSTICS
             code = RETURNED_SQLSTATE, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
-        IF NOT (SELECT idem_internal.is_final(i.role, i.proof, c.token, code)
-                FROM idem_internal.caller AS i)
-        THEN
-            RAISE;
-        END IF;
         e.outcome := 'failed';
         e.response := NULL;
         e.error := idem_internal.failure_of(code, SQLERRM, detail, hint);
-    END;
-    e.completed_at := c.created_at;
-    IF e.error IS NOT NULL OR NOT idem_internal.complete(c.token, e.response, NULL, NULL, NULL)
-    THEN
         e.completed_at := (
             SELECT idem_internal.finish_slowly(
-                i.role, i.proof, 'execute', c.token,
-                CASE WHEN e.error IS NULL THEN 'c'::pg_catalog."char" ELSE 'f' END, e.response,
-                NULL, NULL, NULL, e.error)
+                i.role, i.proof, 'execute', c.token, 'f', NULL, NULL, NULL, NULL, e.error)
+            FROM idem_internal.caller AS i);
+        IF e.completed_at IS NULL THEN
+            RAISE;
+        END IF;
+        RETURN e;
+    END;
+    e.completed_at := c.created_at;
+    IF NOT idem_internal.complete(c.token, e.response, NULL, NULL, NULL) THEN
+        e.completed_at := (
+            SELECT idem_internal.finish_slowly(
+                i.role, i.proof, 'execute', c.token, 'c', e.response, NULL, NULL, NULL, NULL)
             FROM idem_internal.caller AS i);
     END IF;
     RETURN e;
@@ -3070,8 +2991,7 @@ DECLARE
     verdict text;
     is_first boolean := true;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
-    PERFORM idem_internal.check_writable('once_each');
+    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('once_each');
     IF keys IS NULL THEN
         PERFORM idem_internal.refuse('keys', NULL, NULL, NULL);
     ELSIF array_ndims(keys) > 1 THEN
@@ -3098,8 +3018,9 @@ BEGIN
             GROUP BY 1
             ORDER BY 1
         LOOP
+            verdict := CASE WHEN NOT s.has_rules THEN 'claim' END;
             LOOP
-                IF NOT s.has_rules THEN
+                IF verdict = 'claim' THEN
                     INSERT INTO idem.record AS x (
                         scope, tenant, key, attempt, created, expires, state)
                     VALUES (
@@ -3128,14 +3049,7 @@ BEGIN
                     PERFORM idem_internal.check_new_key(s, tenant, k.key, s.fixed_ttl);
                     DELETE FROM idem.record AS x
                     WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
-                    INSERT INTO idem.record AS x (
-                        scope, tenant, key, attempt, created, expires, state)
-                    VALUES (
-                        s.id, tenant, k.key, 1, clock_timestamp(),
-                        clock_timestamp() + s.fixed_ttl, 'c')
-                    ON CONFLICT DO NOTHING;
-                    CONTINUE WHEN NOT FOUND;
-                    verdict := 'new';
+                    CONTINUE;
                 ELSIF verdict = 'take_over' THEN
                     UPDATE idem.record AS x
                     SET attempt = x.attempt + 1, state = 'c', finished = clock_timestamp(),
@@ -3189,7 +3103,6 @@ $$;
 CREATE FUNCTION idem_internal.look_up(s idem.scope, tenant text, key text, wait interval)
 RETURNS idem.lookup_result
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_variable
 DECLARE
@@ -3340,53 +3253,20 @@ BEGIN
 END
 $$;
 
--- For calls that change the record of a key: takes the key lock, waits within the bound for
--- transactions that hold it or the row, and returns the row, locked. Raises ID001 otherwise, and
--- for a claim of this transaction.
-CREATE FUNCTION idem_internal.lock_record(
-    s idem.scope,
-    tenant text,
-    key text,
-    function text,
-    INOUT bound idem_internal.bound DEFAULT NULL,
-    OUT r idem.record
+-- Takes the lock of a key or a source, within the bound; raises ID001 when it has come.
+CREATE FUNCTION idem_internal.lock_name(
+    s idem.scope, lock_id bigint, name text, INOUT bound idem_internal.bound DEFAULT NULL
 )
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
-#variable_conflict use_variable
 DECLARE
-    lock_id CONSTANT bigint := idem_internal.lock_id(s, tenant, key);
     holder idem_internal.holder;
-    seen record;
 BEGIN
-    LOOP
-        IF NOT pg_try_advisory_xact_lock(lock_id) THEN
-            SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
-            bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
-            CONTINUE WHEN idem_internal.wait_for_key(bound, lock_id);
-            PERFORM idem_internal.refuse_in_progress(key, holder, bound);
-        END IF;
-        SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen FROM idem.record AS x
-        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
-        r := seen.row;
-        IF r.scope IS NULL THEN
-            RETURN;
-        ELSIF idem_internal.is_open_here(r, seen.written_by) THEN
-            PERFORM idem_internal.refuse_open_here(key, format(
-                'Release the claim with idem.release(), or call idem.%s() in another transaction '
-                'after this one has ended.', function));
-        END IF;
-        PERFORM FROM idem.record AS x
-        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key) AND x = r
-        FOR UPDATE SKIP LOCKED;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-        SELECT * INTO holder FROM idem_internal.holder_of(NULL, seen.locked_by);
+    WHILE NOT pg_try_advisory_xact_lock(lock_id) LOOP
+        SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
         bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
-        IF NOT idem_internal.wait_for(bound, NULL, r) THEN
-            PERFORM idem_internal.refuse_in_progress(key, holder, bound);
+        IF NOT idem_internal.wait_for_key(bound, lock_id) THEN
+            PERFORM idem_internal.refuse_in_progress(name, holder, bound);
         END IF;
     END LOOP;
 END
@@ -3410,11 +3290,13 @@ AS $$
 DECLARE
     s idem.scope;
     r idem.record;
+    bound idem_internal.bound;
+    holder idem_internal.holder;
+    seen record;
     place tid;
     now timestamptz;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
-    PERFORM idem_internal.check_writable('cancel');
+    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('cancel');
     IF error IS NOT NULL THEN
         PERFORM idem_internal.check_failure(error, true);
     END IF;
@@ -3423,7 +3305,25 @@ BEGIN
     s := idem_internal.scope_to_write(caller, scope, 'cancel');
     tenant := idem_internal.tenant_in(s, tenant);
     LOOP
-        r := (idem_internal.lock_record(s, tenant, key, 'cancel')).r;
+        bound := idem_internal.lock_name(
+            s, idem_internal.lock_id(s, tenant, key), key, bound);
+        SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
+        r := seen.row;
+        IF idem_internal.is_open_here(r, seen.written_by) THEN
+            PERFORM idem_internal.refuse_open_here(
+                key, 'Release the claim with idem.release(), or call idem.cancel() in another '
+                     'transaction after this one has ended.');
+        END IF;
+        PERFORM FROM idem.record AS x
+        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key) AND x = r
+        FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND AND r.scope IS NOT NULL THEN
+            SELECT * INTO holder FROM idem_internal.holder_of(NULL, seen.locked_by);
+            bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
+            CONTINUE WHEN idem_internal.wait_for(bound, NULL, r);
+            PERFORM idem_internal.refuse_in_progress(key, holder, bound);
+        END IF;
         now := clock_timestamp();
         EXIT WHEN r.expires > now;
         PERFORM idem_internal.check_new_key(s, tenant, key, s.fixed_ttl);
@@ -3472,27 +3372,6 @@ RETURN idem_internal.check_name(
     source, 'source', 'source',
     'Pass a name of 1 to 255 bytes, such as a topic and its partition.');
 
--- Waits for a transaction that is advancing the source, and takes the lock of the source.
-CREATE FUNCTION idem_internal.lock_source(s idem.scope, tenant text, source text)
-RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    lock_id CONSTANT bigint := idem_internal.lock_id(s, tenant, 'source' || E'\x1f' || source);
-    bound idem_internal.bound;
-    holder idem_internal.holder;
-BEGIN
-    WHILE NOT pg_try_advisory_xact_lock(lock_id) LOOP
-        SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
-        bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
-        IF NOT idem_internal.wait_for_key(bound, lock_id) THEN
-            PERFORM idem_internal.refuse_in_progress(source, holder, bound);
-        END IF;
-    END LOOP;
-END
-$$;
-
 CREATE FUNCTION idem_internal.advance(
     caller oid,
     proof bytea,
@@ -3532,7 +3411,8 @@ BEGIN
             RETURN false;
         END IF;
         EXIT WHEN is_locked;
-        PERFORM idem_internal.lock_source(s, tenant, source);
+        PERFORM idem_internal.lock_name(
+            s, idem_internal.lock_id(s, tenant, 'source' || E'\x1f' || source), source);
         is_locked := true;
     END LOOP;
     IF contiguous AND mark + 1 < seq THEN
@@ -3560,7 +3440,6 @@ $$;
 CREATE FUNCTION idem_internal.check_default(argument text, value boolean)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF value IS NULL THEN
@@ -3580,14 +3459,12 @@ CREATE FUNCTION idem.advance(
     contiguous boolean DEFAULT false
 )
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    RETURN (SELECT idem_internal.advance(
+LANGUAGE sql
+BEGIN ATOMIC
+    SELECT idem_internal.advance(
             c.role, c.proof, scope COLLATE pg_catalog."C", source, seq, tenant, contiguous)
-            FROM idem_internal.caller AS c);
-END
-$$;
+    FROM idem_internal.caller AS c;
+END;
 
 CREATE FUNCTION idem_internal.reset_stream(
     caller oid,
@@ -3606,14 +3483,15 @@ DECLARE
     s idem.scope;
     before bigint;
 BEGIN
-    PERFORM idem_internal.check_administrator(caller, proof, 'idem.reset_stream');
-    PERFORM idem_internal.check_writable(
-        'reset_stream', ' To read how far a source has come, use the view idem.streams.');
+    PERFORM idem_internal.check_administrator(
+        caller, proof, 'reset_stream',
+        ' To read how far a source has come, use the view idem.streams.');
     PERFORM idem_internal.check_source(source);
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.usable_scope(caller, scope, 'reset_stream');
     tenant := idem_internal.tenant_in(s, tenant);
-    PERFORM idem_internal.lock_source(s, tenant, source);
+    PERFORM idem_internal.lock_name(
+        s, idem_internal.lock_id(s, tenant, 'source' || E'\x1f' || source), source);
     SELECT w.seq INTO before FROM idem.watermark AS w
     WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source);
     IF before IS NULL THEN
@@ -3639,14 +3517,12 @@ CREATE FUNCTION idem.reset_stream(
     tenant text DEFAULT NULL
 )
 RETURNS bigint
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    RETURN (SELECT idem_internal.reset_stream(
+LANGUAGE sql
+BEGIN ATOMIC
+    SELECT idem_internal.reset_stream(
             c.role, c.proof, scope COLLATE pg_catalog."C", source, seq, tenant)
-            FROM idem_internal.caller AS c);
-END
-$$;
+    FROM idem_internal.caller AS c;
+END;
 
 REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
 
@@ -3734,13 +3610,11 @@ $$;
 
 CREATE FUNCTION idem.child_key(token text, step text)
 RETURNS text
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    RETURN (SELECT idem_internal.child_key(c.role, c.proof, token COLLATE pg_catalog."C", step)
-            FROM idem_internal.caller AS c);
-END
-$$;
+LANGUAGE sql
+BEGIN ATOMIC
+    SELECT idem_internal.child_key(c.role, c.proof, token COLLATE pg_catalog."C", step)
+    FROM idem_internal.caller AS c;
+END;
 
 CREATE FUNCTION idem.current_key()
 RETURNS text

@@ -262,21 +262,6 @@ AS $$
                         WHERE l.attrelid = a.attrelid AND l.attname = 'request_lists')
 $$;
 
--- Why a SQLSTATE, or a class of them, cannot stand for a final failure. NULL: it can.
-CREATE FUNCTION idem_internal.listing_fault(code text)
-RETURNS text
-LANGUAGE sql IMMUTABLE
-RETURN CASE
-    WHEN coalesce(code, '') !~ '^([0-9A-Z]{2}|[0-9A-Z]{5})$'
-        THEN 'it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two'
-    WHEN code ~ '^0[0-3]' THEN 'it is not that of an error'
-    WHEN code ~ '^ID' THEN 'it is of class ID, which only idem raises'
-    WHEN code ~ '^(08|25|40|53|55|57|58|72|XX)'
-        OR code IN ('54001', '26000', 'HV00N', 'HV001', '3F000', '42703', '42704', '42725', '42804',
-                    '42809', '42883', '42P01', '42P02', '42P10')
-        THEN 'it says that a retry may succeed'
-END;
-
 -- What the SQL edition lacks.
 CREATE FUNCTION idem_internal.refuse_feature(feature text, detail text)
 RETURNS void
@@ -297,7 +282,6 @@ CREATE FUNCTION idem_internal.checked_setting(
 )
 RETURNS text
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     about CONSTANT text := format('The setting says %s.', says);
@@ -349,7 +333,13 @@ BEGIN
             n := n + 1;
             element := coalesce(element, '');
             IF setting = 'final_sqlstates' THEN
-                fault := idem_internal.listing_fault(element);
+                fault := CASE idem_internal.failure_fault(
+                        element, '^[0-9A-Z]{2}([0-9A-Z]{3})?$')
+                    WHEN 'malformed' THEN 'it is neither a SQLSTATE of five characters, 0-9 and '
+                                          'A-Z, nor a class of two'
+                    WHEN 'no_failure' THEN 'it is not that of an error'
+                    WHEN 'ours' THEN 'it is of class ID, which only idem raises'
+                    WHEN 'transient' THEN 'it says that a retry may succeed' END;
                 CONTINUE WHEN fault IS NULL;
                 PERFORM idem_internal.refuse(
                     setting, '',
@@ -396,7 +386,6 @@ CREATE FUNCTION idem_internal.changed_settings(
 )
 RETURNS jsonb
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'postgres'
 AS $$
 DECLARE
@@ -447,7 +436,6 @@ $$;
 CREATE FUNCTION idem_internal.settings_of(scope integer)
 RETURNS jsonb
 LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'postgres'
 AS $$
 DECLARE
@@ -467,7 +455,6 @@ $$;
 CREATE FUNCTION idem_internal.check_owner(caller oid, owner oid)
 RETURNS void
 LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     before_16 CONSTANT boolean := current_setting('server_version_num')::integer < 160000;
@@ -488,7 +475,6 @@ $$;
 CREATE FUNCTION idem_internal.scope_row(stored idem.scope, settings jsonb)
 RETURNS idem.scope
 LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'postgres'
 AS $$
 DECLARE
@@ -525,7 +511,6 @@ $$;
 CREATE FUNCTION idem_internal.store_scope(scope idem.scope)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     EXECUTE (SELECT format('INSERT INTO idem.scope (id, %1$s) SELECT ($1).id, %2$s '
@@ -542,7 +527,6 @@ $$;
 CREATE FUNCTION idem_internal.next_scope_id()
 RETURNS integer
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     id CONSTANT bigint := 1 + greatest(
@@ -567,7 +551,6 @@ $$;
 CREATE FUNCTION idem_internal.refuse_unseen(what text)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE serialization_failure USING
@@ -593,8 +576,7 @@ DECLARE
     stored idem.scope;
     others text;
 BEGIN
-    PERFORM idem_internal.check_administrator(caller, proof, 'idem.create_scope');
-    PERFORM idem_internal.check_writable('create_scope', '');
+    PERFORM idem_internal.check_administrator(caller, proof, 'create_scope');
     IF name IS NULL THEN
         PERFORM idem_internal.refuse('name', NULL, NULL, NULL);
     ELSIF octet_length(name) NOT BETWEEN 1 AND 63 THEN
@@ -607,9 +589,7 @@ BEGIN
         listed);
     owner := coalesce(owner, caller);
     PERFORM idem_internal.check_owner(caller, owner);
-    IF if_not_exists IS NULL THEN
-        PERFORM idem_internal.check_default('if_not_exists', NULL);
-    END IF;
+    PERFORM idem_internal.check_default('if_not_exists', if_not_exists);
     LOCK TABLE idem.scope IN SHARE ROW EXCLUSIVE MODE;
     s.request_lists := '{}';
     s := idem_internal.scope_row(s, settings);
@@ -709,14 +689,12 @@ REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 CREATE FUNCTION idem_internal.scope_to_change(caller oid, proof bytea, scope text, call text)
 RETURNS idem.scope
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     s idem.scope;
     claimed text;
 BEGIN
-    PERFORM idem_internal.check_administrator(caller, proof, ('idem.' || call)::regproc);
-    PERFORM idem_internal.check_writable(call, '');
+    PERFORM idem_internal.check_administrator(caller, proof, call);
     PERFORM idem_internal.usable_scope(caller, scope, call);
     LOCK TABLE idem.scope IN SHARE ROW EXCLUSIVE MODE;
     s := idem_internal.usable_scope(caller, scope, call);
@@ -741,7 +719,6 @@ $$;
 CREATE FUNCTION idem_internal.check_no_keys(scope integer, name text)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 SET datestyle = 'ISO'
 AS $$
 DECLARE
@@ -777,9 +754,7 @@ DECLARE
     old idem.scope;
     new idem.scope;
 BEGIN
-    IF force IS NULL THEN
-        PERFORM idem_internal.check_default('force', NULL);
-    END IF;
+    PERFORM idem_internal.check_default('force', force);
     old := idem_internal.scope_to_change(caller, proof, name, 'alter_scope');
     new := idem_internal.scope_row(
         old, idem_internal.changed_settings('{}', false, given, listed));
@@ -854,9 +829,7 @@ DECLARE
     s idem.scope;
     r idem.record;
 BEGIN
-    IF force IS NULL THEN
-        PERFORM idem_internal.check_default('force', NULL);
-    END IF;
+    PERFORM idem_internal.check_default('force', force);
     s := idem_internal.scope_to_change(caller, proof, name, 'drop_scope');
     SELECT * INTO r FROM idem.record AS x
     WHERE x.scope = s.id AND x.leased AND x.state = 'p' AND x.recovery_point IS NOT NULL
@@ -914,14 +887,11 @@ $$;
 
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
-LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RETURN (SELECT idem_internal.scope_ddl(c.role, c.proof, scope COLLATE pg_catalog."C")
-            FROM idem_internal.caller AS c);
-END
-$$;
+LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT idem_internal.scope_ddl(c.role, c.proof, scope COLLATE pg_catalog."C")
+    FROM idem_internal.caller AS c;
+END;
 
 CREATE FUNCTION idem.rotate_secret()
 RETURNS integer
@@ -954,7 +924,6 @@ REVOKE ALL ON FUNCTION idem.rotate_secret FROM PUBLIC;
 CREATE FUNCTION idem_internal.check_unseen(s idem.scope, tenant text, key text)
 RETURNS void
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
@@ -982,7 +951,6 @@ CREATE FUNCTION idem_internal.record_at_rest(
     OUT r idem.record
 )
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_variable
 DECLARE
@@ -1045,7 +1013,6 @@ $$;
 CREATE FUNCTION idem_internal.forget(r idem.record, key text, force boolean)
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF r.expires > clock_timestamp() AND r.state = 'p' AND r.recovery_point IS NOT NULL
@@ -1067,7 +1034,6 @@ $$;
 CREATE FUNCTION idem_internal.erase(r idem.record, key text, force boolean)
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     rest CONSTANT idem.record := idem_internal.erased(r);
@@ -1093,26 +1059,7 @@ BEGIN
 END
 $$;
 
--- The caller passes the name of the function that it may execute. Another name, which everybody may
--- execute, must not do.
-CREATE FUNCTION idem_internal.check_change(
-    caller oid, proof bytea, function text, functions text[]
-)
-RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF (function = ANY (functions)) IS NOT TRUE THEN
-        RAISE insufficient_privilege USING
-            MESSAGE = 'permission denied for a function of schema idem_internal',
-            HINT = 'Call the functions of schema idem.';
-    END IF;
-    PERFORM idem_internal.check_administrator(caller, proof, ('idem.' || function)::regproc);
-    PERFORM idem_internal.check_writable(function, '');
-END
-$$;
-
+-- The caller passes the name of the function that it may execute: any other stands for "revoke".
 CREATE FUNCTION idem_internal.change_key(
     caller oid, proof bytea, function text, scope text, key text, type regtype, tenant text,
     force boolean
@@ -1127,10 +1074,9 @@ DECLARE
     now timestamptz;
     changed boolean := false;
 BEGIN
-    PERFORM idem_internal.check_change(caller, proof, function, '{revoke,forget,erase}');
-    IF force IS NULL THEN
-        PERFORM idem_internal.check_default('force', NULL);
-    END IF;
+    function := CASE WHEN function IN ('forget', 'erase') THEN function ELSE 'revoke' END;
+    PERFORM idem_internal.check_administrator(caller, proof, function);
+    PERFORM idem_internal.check_default('force', force);
     PERFORM idem_internal.check_key(key, type);
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.usable_scope(caller, scope, function);
@@ -1234,12 +1180,12 @@ DECLARE
     records bigint := 0;
     changed bigint := 0;
 BEGIN
-    PERFORM idem_internal.check_change(caller, proof, function, '{forget_tenant,erase_tenant}');
+    function := CASE function WHEN 'forget_tenant' THEN function ELSE 'erase_tenant' END;
+    PERFORM idem_internal.check_administrator(caller, proof, function);
     IF tenant IS NULL THEN
         PERFORM idem_internal.refuse('tenant', NULL, NULL, NULL);
-    ELSIF force IS NULL THEN
-        PERFORM idem_internal.check_default('force', NULL);
     END IF;
+    PERFORM idem_internal.check_default('force', force);
     tenant := idem_internal.checked_tenant(tenant);
     IF scope IS NOT NULL OR function = 'forget_tenant' THEN
         s := idem_internal.usable_scope(caller, scope, function);
@@ -1292,29 +1238,23 @@ $$;
 
 CREATE FUNCTION idem.forget_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RETURN (SELECT idem_internal.change_tenant(
+LANGUAGE sql
+BEGIN ATOMIC
+    SELECT idem_internal.change_tenant(
         c.role, c.proof, 'forget_tenant', scope COLLATE pg_catalog."C", tenant, force)
-            FROM idem_internal.caller AS c);
-END
-$$;
+    FROM idem_internal.caller AS c;
+END;
 
 REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
 
 CREATE FUNCTION idem.erase_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RETURN (SELECT idem_internal.change_tenant(
+LANGUAGE sql
+BEGIN ATOMIC
+    SELECT idem_internal.change_tenant(
         c.role, c.proof, 'erase_tenant', scope COLLATE pg_catalog."C", tenant, force)
-            FROM idem_internal.caller AS c);
-END
-$$;
+    FROM idem_internal.caller AS c;
+END;
 
 REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
 
@@ -1430,7 +1370,8 @@ RETURN idem_internal.refuse_feature('idem.use_records()', 'All records are in id
 
 \ir comments.sql
 
--- What of idem_internal has no comment of its own.
+-- What of idem_internal has no comment of its own. And only the owner executes PL/pgSQL that has no
+-- search_path: compiled with that of a caller, it would later run with the owner's rights.
 DO $$
 DECLARE
     statement text;
@@ -1450,6 +1391,12 @@ BEGIN
               WHERE c.relkind = 'c') AS o (name, oid, catalog, schema)
         WHERE o.schema = 'idem_internal'::regnamespace
             AND obj_description(o.oid, o.catalog) IS NULL
+        UNION ALL
+        SELECT format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', p.oid::regprocedure)
+        FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+        WHERE p.pronamespace = 'idem_internal'::regnamespace AND l.lanname = 'plpgsql'
+            AND NOT p.prosecdef AND (p.proconfig::text LIKE '%search_path%') IS NOT TRUE
+            AND p.proname NOT IN ('canonical', 'claim_or_replay', 'is_own', 'note')
     LOOP
         EXECUTE statement;
     END LOOP;

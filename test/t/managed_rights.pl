@@ -47,6 +47,16 @@ like(bob("RESET ROLE; BEGIN; SET LOCAL ROLE alice;
 	qr/permission denied for a function of schema idem_internal/,
 	'after SET ROLE, the proof of the former role is not of this one');
 
+is($node->safe_psql('postgres', "SELECT string_agg(p.proname, ' ' ORDER BY p.proname)
+	FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+	WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND l.lanname = 'plpgsql'
+		AND has_function_privilege('bob', p.oid, 'EXECUTE')
+		AND (p.proconfig::text LIKE '%search_path=pg_catalog, pg_temp%') IS NOT TRUE
+		AND p.prosrc !~ 'pg_catalog\\.|idem_internal\\.caller|idem_internal\\.claim_or_replay'"), '',
+	'what a role may compile has a search_path, or names the schemas');
+like(bob("SELECT idem_internal.distance('a', 'b')"), qr/permission denied for function distance/,
+	'other parts are the owner\'s to execute');
+
 # The list of claims, which is a setting
 
 sub forged
@@ -160,18 +170,29 @@ my ($popular, $rare) = map { bob("SET idem_sql.tenant = '$_->[0]'; SET idem_sql.
 	EXPLAIN SELECT * FROM idem_internal.answer") } [ 'rich', 'popular' ], [ 'poor', 'rare' ];
 is($popular, $rare, 'nor does what a plan expects show which tenants and keys there are');
 $node->safe_psql('postgres', q{DELETE FROM idem.record WHERE tenant = 'rich' OR key = 'popular'; ANALYZE idem.record});
-my $inserts = "INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce)
-	VALUES ('%s', '', 'by hand', '', repeat('a', 26)) RETURNING place IS NOT NULL";
-is(bob(sprintf $inserts, 'alice_scope'), '', 'the other view claims no key in another role\'s scope');
-like(bob('BEGIN; ' . sprintf($inserts, 'bob_scope') . '; COMMIT'),
+my $insert = 'INSERT INTO idem_internal.new_claim (nonce)';
+is(bob(sprintf($ask, 'alice_scope', 'by hand') . "$insert VALUES (NULL) RETURNING place IS NOT NULL"), '',
+	'the other view claims no key in another role\'s scope');
+like(bob(sprintf($ask, 'bob_scope', 'by hand')
+		. "BEGIN; $insert VALUES (NULL) RETURNING place IS NOT NULL; COMMIT"),
 	qr/^t\n.*cannot commit a transaction with an open claim/s, 'and in one\'s own a claim like any other');
-unlike(join('', map { bob("BEGIN; CREATE SEQUENCE pg_temp.n;
-	CREATE FUNCTION pg_temp.volatile_key() RETURNS text VOLATILE LANGUAGE sql AS
-	\$\$ SELECT CASE WHEN nextval('pg_temp.n') = $_ THEN repeat('x', 300) ELSE 'short' END \$\$;
-	INSERT INTO idem_internal.new_claim (scope, tenant, key, request, nonce)
-	VALUES ('bob_scope', '', pg_temp.volatile_key(), '', repeat('b', 26));
-	SELECT max(length(key)) FROM idem.records") } 2 .. 6),
-	qr/300/, 'nor one whose key has another length when it is stored');
+for my $volatility ('VOLATILE', 'IMMUTABLE')
+{
+	is(bob(sprintf($ask, 'bob_scope', 'key 0') . "BEGIN; CREATE SEQUENCE pg_temp.n;
+		CREATE FUNCTION pg_temp.next_key(i int) RETURNS text $volatility LANGUAGE plpgsql AS \$\$
+		BEGIN
+			PERFORM set_config('idem_sql.key', 'key ' || nextval('pg_temp.n'), true);
+			RETURN NULL;
+		END \$\$;
+		$insert SELECT pg_temp.next_key(i) FROM generate_series(1, 3) AS i; RESET ROLE;
+		SELECT count(*), count(l)
+		FROM idem.record AS r JOIN idem.scope AS s ON s.id = r.scope
+			LEFT JOIN pg_locks AS l ON l.locktype = 'advisory' AND l.pid = pg_backend_pid()
+			AND (l.classid::bigint << 32) + l.objid::bigint
+				= hashtextextended(r.tenant || E'\\x1f' || r.key, s.lock_seed)
+		WHERE r.state = 'a'; ROLLBACK"), '3|3',
+		"it is the key whose lock was taken, also where a $volatility function sets it");
+}
 bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'r', '{\"secret\": 1}', 't') \\gset\n"
 	. "SELECT idem.complete(:'t', '1'); COMMIT");
 for my $call ("outcome FROM idem.claim('bob_scope', 's-1', '{\"secret\": 1}', 't')",
@@ -401,7 +422,8 @@ my @without = (
 like(bob("SELECT idem.$_"), qr/idem has no secrets in this database/, "without secrets: $_") for @without;
 is($node->safe_psql('postgres', "SELECT string_agg(DISTINCT p.proname, ' ') FROM pg_proc p
 	WHERE p.pronamespace = 'idem'::regnamespace
-	AND p.prosrc ~ 'idem_internal\.caller' AND p.proname <> ALL ('{" . join(',', map { /^(\w+)/ } @without) . "}')"),
+	AND coalesce(pg_get_function_sqlbody(p.oid), p.prosrc) ~ 'idem_internal.caller'
+	AND p.proname <> ALL ('{" . join(',', map { /^(\w+)/ } @without) . "}')"),
 	'', 'no other function asks who calls');
 $node->safe_psql('postgres', 'INSERT INTO idem.secret SELECT * FROM kept');
 like(bob($older), qr/completed$/, 'with the secrets restored, the keys are known again');
