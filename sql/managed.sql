@@ -101,9 +101,7 @@ ALTER TABLE idem.scope
 -- A new scope gets the newest secret, and a new secret goes to all scopes.
 CREATE FUNCTION idem_internal.copy_secret()
 RETURNS trigger
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF TG_TABLE_NAME = 'secret' THEN
         UPDATE idem.scope SET secret_id = NEW.id, secret = NEW.secret;
@@ -216,8 +214,7 @@ GRANT SELECT ON idem_internal.caller TO PUBLIC;
 
 CREATE FUNCTION idem_internal.refuse_without_secrets()
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RAISE object_not_in_prerequisite_state USING
         MESSAGE = 'idem has no secrets in this database',
@@ -260,8 +257,7 @@ $$;
 -- For functions with the rights of their owner that PUBLIC may execute: they act for this role.
 CREATE FUNCTION idem_internal.check_caller(caller oid, proof bytea)
 RETURNS void
-LANGUAGE plpgsql STABLE
-AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF current_setting('transaction_isolation') NOT LIKE 'read %' THEN
         PERFORM idem_internal.check_snapshot();
@@ -288,8 +284,7 @@ CREATE FUNCTION idem_internal.check_administrator(
     caller oid, proof bytea, function text, reading text DEFAULT ''
 )
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
     IF NOT has_function_privilege(caller, ('idem.' || function)::regproc::oid, 'EXECUTE') THEN
@@ -309,17 +304,11 @@ $$;
 
 -- Raises an error of idem's own.
 CREATE FUNCTION idem_internal.raise(
-    sqlstate text,
-    message text,
-    detail text,
-    hint text,
-    retry_after interval DEFAULT NULL,
+    sqlstate text, message text, detail text, hint text, retry_after interval DEFAULT NULL,
     since timestamptz DEFAULT NULL
 )
 RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     name CONSTANT text := idem_internal.errors() -> sqlstate ->> 1;
 BEGIN
@@ -392,11 +381,8 @@ END;
 CREATE TYPE idem_internal.bound AS (deadline timestamptz, setting text);
 
 CREATE FUNCTION idem_internal.refuse_in_progress(
-    key text,
-    holder idem_internal.holder,
-    bound idem_internal.bound,
-    wait_is_argument boolean DEFAULT false,
-    hint text DEFAULT NULL
+    key text, holder idem_internal.holder, bound idem_internal.bound,
+    wait_is_argument boolean DEFAULT false, hint text DEFAULT NULL
 )
 RETURNS void
 LANGUAGE plpgsql
@@ -447,8 +433,7 @@ $$;
 
 CREATE FUNCTION idem_internal.check_duration(argument text, value interval, may_be_zero boolean)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     seconds CONSTANT numeric := extract(epoch FROM value) - 453600 * extract(year FROM value);
     fault CONSTANT text := CASE
@@ -466,13 +451,10 @@ END
 $$;
 
 CREATE FUNCTION idem_internal.check_writable(
-    function text,
-    reading text DEFAULT ' To read a key''s state and answer, use idem.lookup().'
+    function text, reading text DEFAULT ' To read a key''s state and answer, use idem.lookup().'
 )
 RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF current_setting('transaction_read_only')::boolean THEN
         RAISE read_only_sql_transaction USING
@@ -490,15 +472,10 @@ $$;
 
 -- A name of 1 to 255 bytes. place is the position in an array, from 1, or 0.
 CREATE FUNCTION idem_internal.check_name(
-    value text,
-    what text,
-    argument text,
-    hint text,
-    place integer DEFAULT 0
+    value text, what text, argument text, hint text, place integer DEFAULT 0
 )
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     fault text;
     detail text;
@@ -526,8 +503,7 @@ $$;
 
 CREATE FUNCTION idem_internal.check_key_type(type regtype, argument text DEFAULT 'key')
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_type AS t
                    WHERE t.oid = type AND (t.typcategory = 'S' OR t.oid = 'uuid'::regtype
@@ -546,8 +522,7 @@ CREATE FUNCTION idem_internal.check_key(
     key text, type regtype DEFAULT 'text', place integer DEFAULT 0
 )
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF key IS NOT NULL AND type NOT IN ('text'::regtype, 'uuid'::regtype) THEN
         PERFORM idem_internal.check_key_type(type);
@@ -561,8 +536,7 @@ $$;
 -- The tenant that the caller means: the argument, or the setting idem.tenant.
 CREATE FUNCTION idem_internal.checked_tenant(tenant text)
 RETURNS text
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     meant CONSTANT text := coalesce(tenant, current_setting('idem.tenant', true), '');
 BEGIN
@@ -583,8 +557,7 @@ $$;
 
 CREATE FUNCTION idem_internal.require_tenant(s idem.scope, tenant text)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF s.tenant_required AND tenant = '' THEN
         PERFORM idem_internal.raise(
@@ -604,8 +577,7 @@ RETURN CASE WHEN current_setting('role') = 'none' THEN session_user
 -- The tenant of a call in this scope.
 CREATE FUNCTION idem_internal.tenant_in(s idem.scope, tenant text)
 RETURNS text
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     caller CONSTANT text := idem_internal.outer_role();
 BEGIN
@@ -638,8 +610,7 @@ $$;
 -- How many characters must be changed to make one name of the other.
 CREATE FUNCTION idem_internal.distance(a text, b text)
 RETURNS integer
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     before integer[] := ARRAY(SELECT generate_series(0, length(b)));
     here integer[];
@@ -671,8 +642,7 @@ END;
 
 CREATE FUNCTION idem_internal.refuse_scope(caller oid, scope text, function text)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     s idem.scope;
     nearest text;
@@ -730,8 +700,7 @@ $$;
 -- The scope, for a caller that has been checked.
 CREATE FUNCTION idem_internal.usable_scope(caller oid, scope text, function text)
 RETURNS idem.scope
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     s idem.scope;
 BEGIN
@@ -753,8 +722,7 @@ $$;
 -- which the key is another one, waits for these calls, or they read its result.
 CREATE FUNCTION idem_internal.scope_to_write(caller oid, scope text, function text)
 RETURNS idem.scope
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE idem.record IN ROW EXCLUSIVE MODE;
     RETURN idem_internal.usable_scope(caller, scope, function);
@@ -768,9 +736,7 @@ $$;
 -- The forms are those of src/core/weakness.cpp, and their names.
 CREATE FUNCTION idem_internal.key_weakness(key text)
 RETURNS text
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     essence CONSTANT text := CASE WHEN key ~ E'^[\\x01-\\x7f]*$'
         THEN lower(regexp_replace(key, '[^0-9A-Za-z]', '', 'g')) END;
@@ -815,8 +781,7 @@ $$;
 -- The time in a UUIDv7 or a ULID.
 CREATE FUNCTION idem_internal.key_time(key text)
 RETURNS timestamptz
-LANGUAGE plpgsql IMMUTABLE
-AS $$
+LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     milliseconds bigint := 0;
 BEGIN
@@ -867,8 +832,7 @@ $$;
 -- What a key without a record must pass.
 CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text, ttl interval)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     weakness text;
     detail text;
@@ -905,8 +869,7 @@ $$;
 -- needed only where a string contains something like a fraction.
 CREATE FUNCTION idem_internal.canonical(request text)
 RETURNS text
-LANGUAGE plpgsql IMMUTABLE
-AS $$
+LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF request OPERATOR(pg_catalog.~) E'\\.[0-9]*0([],}]|$)' THEN
         IF request OPERATOR(pg_catalog.~)
@@ -939,8 +902,7 @@ END;
 -- The document without the members that a plain path names. Items of an array have no names.
 CREATE FUNCTION idem_internal.without(document jsonb, path text)
 RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE
-AS $$
+LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     RETURN CASE jsonb_typeof(document)
         WHEN 'object' THEN (
@@ -962,8 +924,7 @@ $$;
 -- name ends as the path does is not taken apart: it may be too deep for that.
 CREATE FUNCTION idem_internal.redacted(document jsonb, list text[])
 RETURNS jsonb
-LANGUAGE plpgsql IMMUTABLE
-AS $$
+LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     path text;
 BEGIN
@@ -992,8 +953,7 @@ RETURN substr(
 -- The list that a record's fingerprint was made with.
 CREATE FUNCTION idem_internal.request_list(s idem.scope, r idem.record)
 RETURNS text[]
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF r.request_list > cardinality(s.request_lists) THEN
         RAISE data_corrupted USING
@@ -1009,8 +969,7 @@ $$;
 
 CREATE FUNCTION idem_internal.is_same_request(s idem.scope, r idem.record, request jsonb)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     its_secret bytea;
 BEGIN
@@ -1058,8 +1017,7 @@ END;
 -- Checks a failure that is to be stored as the answer, or as the last error of an attempt.
 CREATE FUNCTION idem_internal.check_failure(error jsonb, is_answer boolean)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     known CONSTANT text[] := '{sqlstate,message,detail,hint}';
     own_code CONSTANT text := 'Choose a sqlstate of your own, such as "P0001", or leave it out; '
@@ -1169,8 +1127,7 @@ $$;
 -- size is that of the values, uncompressed and without their headers.
 CREATE FUNCTION idem_internal.check_size(what text, s idem.scope, size bigint)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF size > s.max_answer_size THEN
         RAISE program_limit_exceeded USING
@@ -1203,8 +1160,7 @@ RETURN hashtextextended(tenant || E'\x1f' || key, (s).lock_seed);
 -- Whether the current transaction has written a row that it sees: its xmin has not ended.
 CREATE FUNCTION idem_internal.is_own(xmin xid)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     mine CONSTANT pg_catalog.xid8 := pg_catalog.pg_current_xact_id_if_assigned();
     its pg_catalog.int8;
@@ -1230,8 +1186,7 @@ $$;
 -- open one of another transaction has been committed with triggers switched off.
 CREATE FUNCTION idem_internal.is_open_here(r idem.record, written_by xid)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN r.open IS NOT NULL AND idem_internal.is_own(written_by)
         OR coalesce(r.state = 'p' AND idem_internal.is_noted(
@@ -1242,15 +1197,10 @@ $$;
 -- What a record says to a claim: src/core/decision.hpp. A row that this transaction has written
 -- does not expire within it.
 CREATE FUNCTION idem_internal.verdict(
-    s idem.scope,
-    r idem.record,
-    written_by xid,
-    request jsonb,
-    now timestamptz
+    s idem.scope, r idem.record, written_by xid, request jsonb, now timestamptz
 )
 RETURNS text
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN CASE
         WHEN idem_internal.is_open_here(r, written_by) THEN 'open_here'
@@ -1269,8 +1219,7 @@ $$;
 -- What is left of a record when its answer is erased.
 CREATE FUNCTION idem_internal.erased(r idem.record)
 RETURNS idem.record
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     kept CONSTANT jsonb := CASE WHEN r.error ->> 'sqlstate' ~ '^[0-9A-Z]{5}$'
         THEN jsonb_build_object('sqlstate', r.error ->> 'sqlstate') END;
@@ -1307,8 +1256,7 @@ RETURN CASE
 -- a function sets statement_timeout, because the timer goes on under the earlier one.
 CREATE FUNCTION idem_internal.new_bound(wait interval)
 RETURNS idem_internal.bound
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
     to_lock CONSTANT interval := nullif(current_setting('lock_timeout')::interval, '0');
@@ -1327,8 +1275,7 @@ $$;
 -- clock decides both: between two, the bound may come.
 CREATE FUNCTION idem_internal.is_within(bound idem_internal.bound)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     has_come CONSTANT boolean := bound.deadline <= clock_timestamp();
 BEGIN
@@ -1342,8 +1289,7 @@ $$;
 -- Lets the waits for locks end with the bound. The setting has 31 bits.
 CREATE FUNCTION idem_internal.limit_waits(bound idem_internal.bound)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     left_over CONSTANT numeric := 1000 * extract(epoch FROM bound.deadline - clock_timestamp());
 BEGIN
@@ -1356,13 +1302,10 @@ $$;
 -- row, and keeps neither lock: the rollback of the subtransaction gives them back. False when the
 -- bound has come.
 CREATE FUNCTION idem_internal.wait_for(
-    bound idem_internal.bound,
-    lock_id bigint,
-    r idem.record DEFAULT NULL
+    bound idem_internal.bound, lock_id bigint, r idem.record DEFAULT NULL
 )
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT idem_internal.is_within(bound) THEN
         RETURN false;
@@ -1386,11 +1329,8 @@ $$;
 -- the waiting calls would find the lock taken by one another. If the key, given by name, has an
 -- answer or a holder by then, the lock is given back: replays do not wait for one another.
 CREATE FUNCTION idem_internal.wait_for_key(
-    bound idem_internal.bound,
-    lock_id bigint,
-    scope integer DEFAULT NULL,
-    tenant text DEFAULT NULL,
-    key text DEFAULT NULL
+    bound idem_internal.bound, lock_id bigint, scope integer DEFAULT NULL,
+    tenant text DEFAULT NULL, key text DEFAULT NULL
 )
 RETURNS boolean
 LANGUAGE plpgsql
@@ -1420,8 +1360,7 @@ $$;
 -- Waits for the end of a lease, without a lock. Nothing signals an earlier end.
 CREATE FUNCTION idem_internal.wait_until(bound idem_internal.bound, due timestamptz)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT idem_internal.is_within(bound) THEN
         RETURN false;
@@ -1458,8 +1397,7 @@ END;
 -- next, so the row is waited for before the key lock is taken.
 CREATE FUNCTION idem_internal.is_held(xmax xid)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     -- NULL without a row. Looking through all locks is slow.
     IF xmax <> '0' THEN
@@ -1484,8 +1422,7 @@ RETURN ROW(NULL, (r).created, (r).lease_end, (r).nonce IS NULL, NULL)::idem_inte
 -- say what is claimed. For the same reason, idem.max_open_claims can only lower the limit.
 CREATE FUNCTION idem_internal.note(entry text, is_locked boolean DEFAULT true)
 RETURNS text
-LANGUAGE plpgsql STRICT
-AS $$
+LANGUAGE plpgsql STRICT AS $$
 DECLARE
     list pg_catalog.text := pg_catalog.current_setting('idem_sql.claims', true);
     n pg_catalog.int4;
@@ -1546,9 +1483,7 @@ RETURN CASE WHEN split_part(ltrim(place::text, '('), ',', 1)::bigint
 CREATE FUNCTION idem_internal.noted(
     entry text, OUT r idem.record, OUT is_own boolean, OUT is_open boolean
 )
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     place tid;
     seen record;
@@ -1590,20 +1525,11 @@ RETURN unnest((string_to_array(current_setting('idem_sql.claims', true), ';'))[2
 
 -- Inserts the row of a claim. The token is NULL if the key has a row.
 CREATE FUNCTION idem_internal.insert_claim(
-    scope integer,
-    tenant text,
-    key text,
-    now timestamptz,
-    ttl interval,
-    lease interval,
-    fingerprint bytea,
-    request_list integer,
-    secret integer,
-    request jsonb
+    scope integer, tenant text, key text, now timestamptz, ttl interval, lease interval,
+    fingerprint bytea, request_list integer, secret integer, request jsonb
 )
 RETURNS idem.claim_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
     nonce CONSTANT pg_catalog.text := idem_internal.random_digits();
@@ -1665,15 +1591,9 @@ RETURN 'L' || lpad(to_hex(number), 16, '0') || lpad(to_hex(attempt), 8, '0') || 
 
 -- What a claim is refused with, and how conflicts are explained.
 CREATE FUNCTION idem_internal.explain_conflict(
-    s idem.scope,
-    r idem.record,
-    request jsonb,
-    OUT detail text,
-    OUT hint text,
-    OUT paths text[]
+    s idem.scope, r idem.record, request jsonb, OUT detail text, OUT hint text, OUT paths text[]
 )
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     list CONSTANT text[] := idem_internal.request_list(s, r);
     account text;
@@ -1707,8 +1627,7 @@ $$;
 
 CREATE FUNCTION idem_internal.refuse_conflict(key text, detail text, hint text, paths text[])
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF paths IS NULL THEN
         PERFORM idem_internal.raise(
@@ -1724,22 +1643,11 @@ $$;
 -- A claim that the short way does not lead to. Reads the state of the key until it can claim it,
 -- or resolve the claim by the record.
 CREATE FUNCTION idem_internal.claim_slowly(
-    caller oid,
-    proof bytea,
-    function text,
-    scope text,
-    key text,
-    type regtype,
-    request jsonb,
-    tenant text,
-    ttl interval,
-    lease interval,
-    wait interval
+    caller oid, proof bytea, function text, scope text, key text, type regtype, request jsonb,
+    tenant text, ttl interval, lease interval, wait interval
 )
 RETURNS idem.claim_result
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
     r idem.record;
@@ -1931,8 +1839,7 @@ $$;
 -- before the caller goes on.
 CREATE FUNCTION idem_internal.commit_durably()
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
@@ -1942,14 +1849,10 @@ $$;
 
 -- An atomic claim leaves the old attempt in the row, so that it can be released.
 CREATE FUNCTION idem_internal.take_over(
-    s idem.scope,
-    r idem.record,
-    its_ttl interval,
-    its_lease interval
+    s idem.scope, r idem.record, its_ttl interval, its_lease interval
 )
 RETURNS idem.claim_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     new_nonce CONSTANT text := idem_internal.random_digits();
     due CONSTANT timestamptz := clock_timestamp() + its_lease;
@@ -2071,19 +1974,11 @@ CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
 -- SERIALIZABLE, no look at the answer comes before: after it, claims of neighbouring new keys would
 -- get 40001.
 CREATE FUNCTION idem_internal.claim_or_replay(
-    function text,
-    scope text,
-    key text,
-    type regtype,
-    request jsonb,
-    tenant text,
-    ttl interval,
-    lease interval,
-    wait interval
+    function text, scope text, key text, type regtype, request jsonb, tenant text, ttl interval,
+    lease interval, wait interval
 )
 RETURNS idem.claim_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
     body pg_catalog.text;
@@ -2150,8 +2045,7 @@ CREATE FUNCTION idem.claim(
     wait interval DEFAULT NULL
 )
 RETURNS idem.claim_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN idem_internal.claim_or_replay(
         'claim', scope COLLATE pg_catalog."C", key::pg_catalog.text, pg_catalog.pg_typeof(key),
@@ -2169,8 +2063,7 @@ CREATE FUNCTION idem.try_claim(
     wait interval DEFAULT NULL
 )
 RETURNS idem.claim_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN idem_internal.claim_or_replay(
         'try_claim', scope COLLATE pg_catalog."C", key::pg_catalog.text, pg_catalog.pg_typeof(key),
@@ -2184,8 +2077,7 @@ $$;
 -- transaction that has become read-only cannot note anything.
 CREATE FUNCTION idem_internal.refuse_open_claim()
 RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     newest idem.record;
 BEGIN
@@ -2249,15 +2141,10 @@ ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete;
 -- left out. The token proves the claim. False for everything else, and for headers of which the
 -- expression does not show that they are strings without escapes under names of RFC 9110.
 CREATE FUNCTION idem_internal.complete(
-    token text,
-    response jsonb,
-    status integer,
-    headers jsonb,
-    body bytea
+    token text, response jsonb, status integer, headers jsonb, body bytea
 )
 RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     IF pg_catalog.octet_length(token) OPERATOR(pg_catalog.=) 44
         AND pg_catalog.translate(pg_catalog.right(token, 18), '0123456789-', '')
@@ -2299,8 +2186,7 @@ $$;
 
 CREATE FUNCTION idem_internal.check_token(token text)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF token IS NULL THEN
         PERFORM idem_internal.refuse_token(
@@ -2326,8 +2212,7 @@ RETURN ('x' || substr(token, 2, 16))::bit(64)::bigint;
 CREATE FUNCTION idem_internal.claim_of(
     token text, OUT r idem.record, OUT is_own boolean, OUT is_known boolean
 )
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     entry CONSTANT text := CASE WHEN token LIKE 'L%' THEN left(token, 17)
                                 ELSE idem_internal.atomic_entry(token) END;
@@ -2354,13 +2239,9 @@ $$;
 
 -- The row of a claim that a token names, and its scope, locked until the transaction ends.
 CREATE FUNCTION idem_internal.lock_claim(
-    caller oid,
-    token text,
-    OUT s idem.scope,
-    OUT r idem.record
+    caller oid, token text, OUT s idem.scope, OUT r idem.record
 )
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     is_leased CONSTANT boolean := token LIKE 'L%';
     its_attempt integer;
@@ -2450,21 +2331,11 @@ $$;
 -- The long way of complete() and fail(). Returns when the operation has finished; NULL for an error
 -- of execute() that the scope does not list as final.
 CREATE FUNCTION idem_internal.finish_slowly(
-    caller oid,
-    proof bytea,
-    function text,
-    token text,
-    its_state "char",
-    response jsonb,
-    status integer,
-    headers jsonb,
-    body bytea,
-    error jsonb
+    caller oid, proof bytea, function text, token text, its_state "char", response jsonb,
+    status integer, headers jsonb, body bytea, error jsonb
 )
 RETURNS timestamptz
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     l record;
@@ -2542,8 +2413,7 @@ CREATE FUNCTION idem.complete(
     body bytea DEFAULT NULL
 )
 RETURNS jsonb
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT idem_internal.complete(
         token COLLATE pg_catalog."C", response, status, headers, body)
@@ -2565,8 +2435,7 @@ CREATE FUNCTION idem.fail(
     body bytea DEFAULT NULL
 )
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM idem_internal.finish_slowly(
         c.role, c.proof, 'fail', token COLLATE pg_catalog."C",
@@ -2578,16 +2447,10 @@ $$;
 -- A released leased operation keeps its row, without a nonce. lease_end is when it is due: after
 -- the last attempt, at once.
 CREATE FUNCTION idem_internal.release(
-    caller oid,
-    proof bytea,
-    token text,
-    retry_after interval,
-    error jsonb
+    caller oid, proof bytea, token text, retry_after interval, error jsonb
 )
 RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     l record;
@@ -2637,8 +2500,7 @@ CREATE FUNCTION idem.release(
     error jsonb DEFAULT NULL
 )
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM idem_internal.release(c.role, c.proof, token COLLATE pg_catalog."C", retry_after, error)
     FROM idem_internal.caller AS c;
@@ -2651,8 +2513,7 @@ $$;
 
 CREATE FUNCTION idem_internal.require_lease(token text, function text)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF length(token) = 44 AND token LIKE '%)' THEN
         RAISE invalid_parameter_value USING
@@ -2665,9 +2526,7 @@ $$;
 
 CREATE FUNCTION idem_internal.renew(caller oid, proof bytea, token text, lease interval)
 RETURNS timestamptz
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     l record;
     s idem.scope;
@@ -2691,8 +2550,7 @@ $$;
 
 CREATE FUNCTION idem.renew(token text, lease interval DEFAULT NULL)
 RETURNS timestamptz
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.renew(c.role, c.proof, token COLLATE pg_catalog."C", lease)
             FROM idem_internal.caller AS c);
@@ -2700,16 +2558,10 @@ END
 $$;
 
 CREATE FUNCTION idem_internal.checkpoint(
-    caller oid,
-    proof bytea,
-    token text,
-    name text,
-    state jsonb
+    caller oid, proof bytea, token text, name text, state jsonb
 )
 RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     l record;
     s idem.scope;
@@ -2738,8 +2590,7 @@ $$;
 
 CREATE FUNCTION idem.checkpoint(token text, name text, state jsonb DEFAULT NULL)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM idem_internal.checkpoint(c.role, c.proof, token COLLATE pg_catalog."C", name, state)
     FROM idem_internal.caller AS c;
@@ -2749,17 +2600,10 @@ $$;
 -- Takers pass over rows and keys that others hold, and wait for no transaction. In REPEATABLE READ,
 -- an operation that was changed after the snapshot raises 40001.
 CREATE FUNCTION idem_internal.take(
-    caller oid,
-    proof bytea,
-    scope text,
-    tenant text,
-    lease interval,
-    wait interval
+    caller oid, proof bytea, scope text, tenant text, lease interval, wait interval
 )
 RETURNS idem.take_result
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     l record;
@@ -2821,8 +2665,7 @@ CREATE FUNCTION idem.take(
     wait interval DEFAULT NULL
 )
 RETURNS idem.take_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.take(
             c.role, c.proof, scope COLLATE pg_catalog."C", tenant, lease, wait)
@@ -2836,9 +2679,7 @@ $$;
 
 CREATE FUNCTION idem_internal.check_operation(operation regprocedure)
 RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     p record;
 BEGIN
@@ -2874,8 +2715,7 @@ CREATE FUNCTION idem.execute(
     wait interval DEFAULT NULL
 )
 RETURNS idem.execute_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     c idem.claim_result;
     e idem.execute_result;
@@ -2947,8 +2787,7 @@ CREATE FUNCTION idem.once(
     tenant text DEFAULT NULL
 )
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     c idem.claim_result;
 BEGIN
@@ -2966,17 +2805,10 @@ $$;
 -- The wait for each key has the bound.
 -- Returns the positions of the keys that are new.
 CREATE FUNCTION idem_internal.once_each(
-    caller oid,
-    proof bytea,
-    scope text,
-    keys text[],
-    type regtype,
-    tenant text
+    caller oid, proof bytea, scope text, keys text[], type regtype, tenant text
 )
 RETURNS SETOF integer
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     s idem.scope;
@@ -3082,8 +2914,7 @@ $$;
 
 CREATE FUNCTION idem.once_each(scope text, keys anycompatiblearray, tenant text DEFAULT NULL)
 RETURNS SETOF anycompatible
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY
         SELECT keys[pg_catalog.array_lower(keys, 1) OPERATOR(pg_catalog.+) p
@@ -3102,8 +2933,7 @@ $$;
 
 CREATE FUNCTION idem_internal.look_up(s idem.scope, tenant text, key text, wait interval)
 RETURNS idem.lookup_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
     r idem.record;
@@ -3187,18 +3017,10 @@ END
 $$;
 
 CREATE FUNCTION idem_internal.lookup(
-    caller oid,
-    proof bytea,
-    scope text,
-    key text,
-    type regtype,
-    tenant text,
-    wait interval
+    caller oid, proof bytea, scope text, key text, type regtype, tenant text, wait interval
 )
 RETURNS idem.lookup_result
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
 BEGIN
@@ -3218,8 +3040,7 @@ CREATE FUNCTION idem.lookup(
     wait interval DEFAULT NULL
 )
 RETURNS idem.lookup_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
     cleared pg_catalog.text;
@@ -3257,8 +3078,7 @@ $$;
 CREATE FUNCTION idem_internal.lock_name(
     s idem.scope, lock_id bigint, name text, INOUT bound idem_internal.bound DEFAULT NULL
 )
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     holder idem_internal.holder;
 BEGIN
@@ -3274,18 +3094,10 @@ $$;
 
 -- Stores a final failure under a key that has no record.
 CREATE FUNCTION idem_internal.cancel(
-    caller oid,
-    proof bytea,
-    scope text,
-    key text,
-    type regtype,
-    tenant text,
-    error jsonb
+    caller oid, proof bytea, scope text, key text, type regtype, tenant text, error jsonb
 )
 RETURNS idem.lookup_result
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     s idem.scope;
@@ -3350,8 +3162,7 @@ CREATE FUNCTION idem.cancel(
     error jsonb DEFAULT NULL
 )
 RETURNS idem.lookup_result
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.cancel(
                 c.role, c.proof, scope COLLATE pg_catalog."C",
@@ -3373,18 +3184,10 @@ RETURN idem_internal.check_name(
     'Pass a name of 1 to 255 bytes, such as a topic and its partition.');
 
 CREATE FUNCTION idem_internal.advance(
-    caller oid,
-    proof bytea,
-    scope text,
-    source text,
-    seq bigint,
-    tenant text,
-    contiguous boolean
+    caller oid, proof bytea, scope text, source text, seq bigint, tenant text, contiguous boolean
 )
 RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     s idem.scope;
@@ -3439,8 +3242,7 @@ $$;
 
 CREATE FUNCTION idem_internal.check_default(argument text, value boolean)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF value IS NULL THEN
         RAISE null_value_not_allowed USING
@@ -3467,17 +3269,10 @@ BEGIN ATOMIC
 END;
 
 CREATE FUNCTION idem_internal.reset_stream(
-    caller oid,
-    proof bytea,
-    scope text,
-    source text,
-    seq bigint,
-    tenant text
+    caller oid, proof bytea, scope text, source text, seq bigint, tenant text
 )
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     s idem.scope;
@@ -3534,9 +3329,7 @@ REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
 -- 4096ths of a millisecond.
 CREATE FUNCTION idem.new_key()
 RETURNS text
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     usecs CONSTANT bigint := 1000000 * extract(epoch FROM clock_timestamp());
     tick CONSTANT bigint := greatest(
@@ -3554,9 +3347,7 @@ $$;
 -- child keys.
 CREATE FUNCTION idem_internal.child_key(caller oid, proof bytea, token text, step text)
 RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     r idem.record;
     digest bytea;
@@ -3618,9 +3409,7 @@ END;
 
 CREATE FUNCTION idem.current_key()
 RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (SELECT (n.r).key
             FROM idem_internal.entries() AS e (entry), idem_internal.noted(e.entry) AS n
@@ -3633,9 +3422,7 @@ $$;
 -- rows that were finished before.
 CREATE FUNCTION idem.require_claim()
 RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     unknown text;
 BEGIN

@@ -80,9 +80,7 @@ CREATE FUNCTION idem_internal.observed_figures(
     caller oid, proof bytea, ids integer[], ttls interval[], max_attempts integer[]
 )
 RETURNS SETOF idem_internal.figures
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM idem.secret WHERE id = 0) THEN
         PERFORM idem_internal.check_caller(caller, proof);
@@ -265,9 +263,7 @@ $$;
 -- What the SQL edition lacks.
 CREATE FUNCTION idem_internal.refuse_feature(feature text, detail text)
 RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE feature_not_supported USING
         MESSAGE = format('%s is not available in the SQL edition of idem', feature),
@@ -281,8 +277,7 @@ CREATE FUNCTION idem_internal.checked_setting(
     setting text, type regtype, preset text, says text, value text
 )
 RETURNS text
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     about CONSTANT text := format('The setting says %s.', says);
     -- Not from the comment in says, which a dump may lack.
@@ -454,8 +449,7 @@ $$;
 -- Raises what the server raises if the role cannot give a scope to the owner.
 CREATE FUNCTION idem_internal.check_owner(caller oid, owner oid)
 RETURNS void
-LANGUAGE plpgsql STABLE
-AS $$
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     before_16 CONSTANT boolean := current_setting('server_version_num')::integer < 160000;
     name CONSTANT text := (SELECT r.rolname FROM pg_roles r WHERE r.oid = owner);
@@ -510,8 +504,7 @@ $$;
 -- Columns that are no settings keep what they have.
 CREATE FUNCTION idem_internal.store_scope(scope idem.scope)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE (SELECT format('INSERT INTO idem.scope (id, %1$s) SELECT ($1).id, %2$s '
                            'ON CONFLICT (id) DO UPDATE SET (%1$s) = ROW(%2$s)',
@@ -526,8 +519,7 @@ $$;
 -- Rows that this server has not written may have used an id that the sequence does not know.
 CREATE FUNCTION idem_internal.next_scope_id()
 RETURNS integer
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     id CONSTANT bigint := 1 + greatest(
         (SELECT max(s.id) FROM idem.scope s), (SELECT max(d.id) FROM idem.dropped_scope d),
@@ -550,8 +542,7 @@ $$;
 -- For a row that another transaction has committed, but that is not in the snapshot.
 CREATE FUNCTION idem_internal.refuse_unseen(what text)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RAISE serialization_failure USING
         MESSAGE = 'could not serialize access due to concurrent update',
@@ -688,8 +679,7 @@ REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 -- the rules as they are.
 CREATE FUNCTION idem_internal.scope_to_change(caller oid, proof bytea, scope text, call text)
 RETURNS idem.scope
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     s idem.scope;
     claimed text;
@@ -747,9 +737,7 @@ CREATE FUNCTION idem_internal.alter_scope(
     caller oid, proof bytea, name text, given text[], listed text[], owner oid, force boolean
 )
 RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     old idem.scope;
     new idem.scope;
@@ -818,13 +806,9 @@ $$;
 
 REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
 
-CREATE FUNCTION idem_internal.drop_scope(
-    caller oid, proof bytea, name text, force boolean
-)
+CREATE FUNCTION idem_internal.drop_scope(caller oid, proof bytea, name text, force boolean)
 RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
     r idem.record;
@@ -850,9 +834,7 @@ $$;
 
 CREATE FUNCTION idem.drop_scope(name text, force boolean DEFAULT false)
 RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM idem_internal.drop_scope(c.role, c.proof, name COLLATE pg_catalog."C", force)
     FROM idem_internal.caller AS c;
@@ -861,13 +843,9 @@ $$;
 
 REVOKE ALL ON FUNCTION idem.drop_scope FROM PUBLIC;
 
-CREATE FUNCTION idem_internal.scope_ddl(
-    caller oid, proof bytea, scope text
-)
+CREATE FUNCTION idem_internal.scope_ddl(caller oid, proof bytea, scope text)
 RETURNS text
-LANGUAGE plpgsql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
     stored jsonb;
@@ -895,9 +873,7 @@ END;
 
 CREATE FUNCTION idem.rotate_secret()
 RETURNS integer
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     newest integer;
 BEGIN
@@ -923,8 +899,7 @@ REVOKE ALL ON FUNCTION idem.rotate_secret FROM PUBLIC;
 -- A record that is not in the snapshot of a REPEATABLE READ transaction is in the way of an insert.
 CREATE FUNCTION idem_internal.check_unseen(s idem.scope, tenant text, key text)
 RETURNS void
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         PERFORM idem_internal.insert_claim(
@@ -941,17 +916,10 @@ $$;
 -- row stays locked; the key lock is not taken, so that a transaction can change any number of
 -- records. A claim in flight without a row is waited for if waits is true.
 CREATE FUNCTION idem_internal.record_at_rest(
-    s idem.scope,
-    tenant text,
-    key text,
-    function text,
-    waits boolean,
-    cuts_lease boolean,
-    INOUT bound idem_internal.bound,
-    OUT r idem.record
+    s idem.scope, tenant text, key text, function text, waits boolean, cuts_lease boolean,
+    INOUT bound idem_internal.bound, OUT r idem.record
 )
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
     holder idem_internal.holder;
@@ -1012,8 +980,7 @@ $$;
 
 CREATE FUNCTION idem_internal.forget(r idem.record, key text, force boolean)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF r.expires > clock_timestamp() AND r.state = 'p' AND r.recovery_point IS NOT NULL
         AND NOT force
@@ -1033,8 +1000,7 @@ $$;
 -- An expired record is of no use, so nothing of it is kept.
 CREATE FUNCTION idem_internal.erase(r idem.record, key text, force boolean)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     rest CONSTANT idem.record := idem_internal.erased(r);
 BEGIN
@@ -1065,9 +1031,7 @@ CREATE FUNCTION idem_internal.change_key(
     force boolean
 )
 RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
     r idem.record;
@@ -1110,8 +1074,7 @@ $$;
 
 CREATE FUNCTION idem.revoke(scope text, key anycompatible, tenant text DEFAULT NULL)
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_key(
                 c.role, c.proof, 'revoke', scope COLLATE pg_catalog."C",
@@ -1130,8 +1093,7 @@ CREATE FUNCTION idem.forget(
     force boolean DEFAULT false
 )
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_key(
                 c.role, c.proof, 'forget', scope COLLATE pg_catalog."C",
@@ -1150,8 +1112,7 @@ CREATE FUNCTION idem.erase(
     force boolean DEFAULT false
 )
 RETURNS boolean
-LANGUAGE plpgsql
-AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_key(
                 c.role, c.proof, 'erase', scope COLLATE pg_catalog."C",
@@ -1168,9 +1129,7 @@ CREATE FUNCTION idem_internal.change_tenant(
     caller oid, proof bytea, function text, scope text, tenant text, force boolean
 )
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     s idem.scope;
@@ -1277,9 +1236,7 @@ COMMENT ON TABLE idem.purge_progress IS
 -- a concurrent purge begins at the same block and does not move the position.
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
 RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     stretch CONSTANT bigint := 128;
     blocks CONSTANT bigint := pg_relation_size('idem.record')
