@@ -56,6 +56,20 @@ INSERT INTO bench.operation VALUES
   c := idem.claim('payments', k, request);
   IF NOT c.claimed THEN RETURN c.response; END IF;
   RETURN idem.complete(c.token, bench.pay(request), 201, '{"Location": "/payments/1"}');$$),
+-- As a client whose statements are prepared: the calls are statements of their own.
+('client_claim', $$
+  SELECT token INTO answer_token FROM idem.claim('payments', k, request);
+  answer := bench.pay(request);
+  SELECT idem.complete(answer_token, answer) INTO answer;
+  RETURN answer;$$),
+('client_headers', $$
+  SELECT token INTO answer_token FROM idem.claim('payments', k, request);
+  answer := bench.pay(request);
+  SELECT idem.complete(answer_token, answer, 201, '{"Location": "/payments/1"}') INTO answer;
+  RETURN answer;$$),
+('client_replay', $$
+  SELECT response INTO answer FROM idem.claim('payments', k, request);
+  RETURN answer;$$),
 ('recipe_replay', $$
   SELECT response INTO answer FROM bench.recipe
    WHERE tenant = '' AND scope = 'payments' AND key = k AND request_hash = md5(request::text);
@@ -80,7 +94,7 @@ SELECT format($sql$
   CREATE FUNCTION bench.once_%1$s(k text) RETURNS jsonb LANGUAGE plpgsql AS $$
   DECLARE
     request CONSTANT jsonb := '{"amount": 10, "currency": "EUR", "to": "account 77"}';
-    answer jsonb; c idem.claim_result;
+    answer jsonb; answer_token text; c idem.claim_result;
   BEGIN %2$s
   END $$;
   CREATE PROCEDURE bench.run_%1$s(round int, n int) LANGUAGE plpgsql AS $$
