@@ -17,9 +17,10 @@
 --    good for this role, backend and transaction. Replays, and atomic claims of new keys, take a
 --    short way through two views, which need no proof.
 --
--- Functions on the path of a claim have no SET search_path, which costs more than an INSERT: every
--- name and operator in them has its schema. There, IN, BETWEEN, IS DISTINCT FROM, NULLIF and CASE x
--- WHEN are not used, because the server looks up their operators in the search_path.
+-- SET search_path costs more than an INSERT. Functions on the path of a claim have none; every name
+-- and operator in them has its schema, and IN, BETWEEN, IS DISTINCT FROM, NULLIF and CASE x WHEN
+-- are not used, because the server looks up their operators in the search_path. Parts that only
+-- functions of the owner call have none either, and no other role may execute them.
 \set ON_ERROR_STOP on
 BEGIN;
 SET LOCAL search_path = pg_catalog, pg_temp;
@@ -78,11 +79,10 @@ BEGIN ATOMIC
     SELECT secret FROM idem.secret WHERE id = 0;
 END;
 
--- What the short way of a claim needs, so that it reads one row. lock_seed is of the scope's lock
--- ids, which must be secret: every role may take advisory locks. seed and secret are copies of the
--- seed and of the newest secret of idem.secret. has_rules: whether the scope has rules that a claim
--- of a new key must be judged by. whole_answer_size is NULL if the scope leaves anything out of
--- responses.
+-- What the short ways need, so that they read one row. lock_seed is of the scope's lock ids, which
+-- must be secret: every role may take advisory locks. seed and secret are copies of the seed and of
+-- the newest secret. has_rules: whether new keys must be judged by rules. whole_answer_size is NULL
+-- if the scope leaves anything out of responses.
 ALTER TABLE idem.scope
     ADD COLUMN lock_seed bigint NOT NULL
         DEFAULT ('x' || left(replace(gen_random_uuid()::text, '-', ''), 16))::bit(64)::bigint,
@@ -193,12 +193,9 @@ COMMENT ON TABLE idem.watermark IS
 -- ---------------------------------------------------------------------------------------------
 
 -- A view has the rights of its owner, and current_user in it is still the caller. proof is a MAC of
--- the caller's name. The view always has a row: where the secret is missing, the proof is NULL,
--- which check_caller refuses. Without a row, a call would return NULL, which is no refusal.
---
--- The calls that go with it pass one text with the collation "C", which all texts of the function
--- then have. With the collation of a caller's column, comparisons with the columns of idem's tables
--- would fail, or would find another key where it ignores case.
+-- the caller's name, and NULL where the secret is missing, which check_caller refuses; without a
+-- row, a call would return NULL. The calls pass one text with the collation "C", which all texts of
+-- the function then have: in that of a caller's column, another key may be equal.
 CREATE VIEW idem_internal.caller AS
     SELECT quote_ident(current_user)::regrole::oid AS role,
            sha256((SELECT k.secret FROM idem.secret AS k WHERE k.id = 0)
@@ -354,11 +351,7 @@ RETURN idem_internal.raise(
 
 -- What keeps a key from a caller: a transaction, of a process or prepared, or a lease.
 CREATE TYPE idem_internal.holder AS (
-    pid                 integer,
-    since               timestamptz,
-    lease_end           timestamptz,
-    released            boolean,
-    prepared            xid
+    pid integer, since timestamptz, lease_end timestamptz, released boolean, prepared xid
 );
 
 -- How long to wait before the next try: as long again as the key has been held, between 0.1 and 10
@@ -375,11 +368,11 @@ RETURN CASE
                  '0.1 seconds'))
 END;
 
--- Clients whose driver hides the fields look for "after N.N seconds" in the hint.
 -- One bound serves all waits of a call, from the first wait on. setting names the session's setting
 -- that comes before the caller's own bound.
 CREATE TYPE idem_internal.bound AS (deadline timestamptz, setting text);
 
+-- Clients whose driver hides the fields look for "after N.N seconds" in the hint.
 CREATE FUNCTION idem_internal.refuse_in_progress(
     key text, holder idem_internal.holder, bound idem_internal.bound,
     wait_is_argument boolean DEFAULT false, hint text DEFAULT NULL
@@ -865,8 +858,7 @@ $$;
 -- ---------------------------------------------------------------------------------------------
 
 -- A request in which equal numbers are equal texts: zeros at the end of a fraction are left out.
--- The second form of the regular expression, which reads strings too, costs twice as much. It is
--- needed only where a string contains something like a fraction.
+-- Where a string contains something like a fraction, strings are read too, at twice the cost.
 CREATE FUNCTION idem_internal.canonical(request text)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -2801,9 +2793,8 @@ BEGIN
 END
 $$;
 
--- Takes no key locks: only the unique index keeps concurrent calls apart, in the order of the keys.
--- The wait for each key has the bound.
--- Returns the positions of the keys that are new.
+-- Returns the positions of the keys that are new. Takes no key locks: only the unique index keeps
+-- concurrent calls apart, in the order of the keys. The wait for each key has the bound.
 CREATE FUNCTION idem_internal.once_each(
     caller oid, proof bytea, scope text, keys text[], type regtype, tenant text
 )
@@ -3067,9 +3058,8 @@ BEGIN
         END IF;
     END IF;
     RETURN (SELECT idem_internal.lookup(
-                c.role, c.proof, scope COLLATE pg_catalog."C",
-                key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant,
-                wait)
+                c.role, c.proof, scope COLLATE pg_catalog."C", key::pg_catalog.text,
+                pg_catalog.pg_typeof(key), tenant, wait)
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -3165,9 +3155,8 @@ RETURNS idem.lookup_result
 LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.cancel(
-                c.role, c.proof, scope COLLATE pg_catalog."C",
-                key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant,
-                error)
+                c.role, c.proof, scope COLLATE pg_catalog."C", key::pg_catalog.text,
+                pg_catalog.pg_typeof(key), tenant, error)
             FROM idem_internal.caller AS c);
 END
 $$;

@@ -1078,8 +1078,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_key(
                 c.role, c.proof, 'revoke', scope COLLATE pg_catalog."C",
-                key::pg_catalog.text, pg_catalog.pg_typeof(key),
-                tenant, false)
+                key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant, false)
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -1097,8 +1096,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_key(
                 c.role, c.proof, 'forget', scope COLLATE pg_catalog."C",
-                key::pg_catalog.text, pg_catalog.pg_typeof(key),
-                tenant, force)
+                key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant, force)
             FROM idem_internal.caller AS c);
 END
 $$;
@@ -1116,8 +1114,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT idem_internal.change_key(
                 c.role, c.proof, 'erase', scope COLLATE pg_catalog."C",
-                key::pg_catalog.text, pg_catalog.pg_typeof(key),
-                tenant, force)
+                key::pg_catalog.text, pg_catalog.pg_typeof(key), tenant, force)
             FROM idem_internal.caller AS c);
 END
 $$;
