@@ -2009,12 +2009,19 @@ BEGIN
         body := pg_catalog.concat(
             pg_catalog.set_config('idem_sql.tenant', '', true),
             pg_catalog.set_config('idem_sql.key', '', true),
-            pg_catalog.set_config('idem_sql.request', '', true),
-            idem_internal.note(
-                place OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.md5(nonce), 16)));
+            pg_catalog.set_config('idem_sql.request', '', true));
         IF NOT c.claimed THEN
             RETURN c;
         ELSIF place IS NOT NULL THEN
+            body := place OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.md5(nonce), 16);
+            -- As note() does it, which costs more.
+            body := CASE
+                WHEN pg_catalog.concat(
+                    pg_catalog.current_setting('idem_sql.claims', true),
+                    pg_catalog.current_setting('idem.max_open_claims', true))
+                    OPERATOR(pg_catalog.<>) '' THEN idem_internal.note(body)
+                ELSE pg_catalog.set_config(
+                    'idem_sql.claims', '1;' OPERATOR(pg_catalog.||) body, true) END;
             RETURN ROW(true, 'claimed',
                        nonce OPERATOR(pg_catalog.||) pg_catalog.lpad(place, 18, '-'), 1, NULL,
                        NULL, NULL, NULL, NULL, NULL, NULL, NULL, since, NULL, NULL, NULL, NULL
