@@ -228,9 +228,7 @@ $$;
 -- table's file is retried. The tables are locked first, so that they keep their files from then on.
 CREATE FUNCTION idem_internal.check_snapshot()
 RETURNS boolean
-LANGUAGE plpgsql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     rewritten regclass;
 BEGIN
