@@ -203,12 +203,6 @@ CREATE VIEW idem_internal.caller AS
                   || timestamptz_send(transaction_timestamp())
                   || convert_to(current_user, 'UTF8')) AS proof;
 
-COMMENT ON VIEW idem_internal.caller IS
-    'The current role, and the proof of it that functions with the rights of their owner ask for. '
-    'The proof is good for this role, backend and transaction.';
-
-GRANT SELECT ON idem_internal.caller TO PUBLIC;
-
 CREATE FUNCTION idem_internal.refuse_without_secrets()
 RETURNS void
 LANGUAGE plpgsql AS $$
@@ -239,11 +233,7 @@ BEGIN
                     'idem.watermark'::regclass)
         AND c.relfilenode <> pg_relation_filenode(c.oid);
     IF FOUND THEN
-        RAISE serialization_failure USING
-            MESSAGE = 'could not serialize access due to concurrent update',
-            DETAIL = format('Table %s was rewritten after this transaction''s snapshot was taken.',
-                            rewritten),
-            HINT = 'Retry the transaction.';
+        PERFORM idem_internal.refuse_unseen(format('Table %s was rewritten', rewritten));
     END IF;
     RETURN true;
 END
@@ -1615,21 +1605,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem_internal.refuse_conflict(key text, detail text, hint text, paths text[])
-RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF paths IS NULL THEN
-        PERFORM idem_internal.raise(
-            'ID002', format('key "%s" was used for a different request', key), detail, hint);
-    END IF;
-    RAISE EXCEPTION USING
-        ERRCODE = 'ID002', SCHEMA = 'idem', CONSTRAINT = 'key_conflict', COLUMN = paths::text,
-        MESSAGE = format('key "%s" was used for a different request', key), DETAIL = detail,
-        HINT = hint;
-END
-$$;
-
 -- A claim that the short way does not lead to. Reads the state of the key until it can claim it,
 -- or resolve the claim by the record.
 CREATE FUNCTION idem_internal.claim_slowly(
@@ -1653,6 +1628,7 @@ DECLARE
     seen record;
     now timestamptz;
     verdict text;
+    detail text;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable(function),
             idem_internal.check_duration('ttl', ttl, false),
@@ -1806,8 +1782,14 @@ BEGIN
         conflict := idem_internal.explain_conflict(s, idem_internal.shown(s, r, now), request);
         c.differs := conflict.paths;
         IF function <> 'try_claim' THEN
-            PERFORM idem_internal.refuse_conflict(
-                key, conflict.detail, conflict.hint, conflict.paths);
+            detail := format('key "%s" was used for a different request', key);
+            IF conflict.paths IS NULL THEN
+                PERFORM idem_internal.raise('ID002', detail, conflict.detail, conflict.hint);
+            END IF;
+            RAISE EXCEPTION USING
+                ERRCODE = 'ID002', SCHEMA = 'idem', CONSTRAINT = 'key_conflict',
+                COLUMN = conflict.paths::text, MESSAGE = detail, DETAIL = conflict.detail,
+                HINT = conflict.hint;
         END IF;
     ELSIF verdict = 'in_progress' THEN
         c.retry_after := idem_internal.retry_after(holder);
@@ -1871,44 +1853,33 @@ BEGIN
 END
 $$;
 
--- The short ways of a call are two views. A view runs with its owner's rights, and current_user in
--- it is the caller, so that they need no proof of the caller.
-
--- The record of the key that the settings name, in a scope that the caller may use: what
+-- The answer of the key that the settings name, in a scope that the caller may use: what
 -- idem.lookup() shows to the same role, so that a role which sets them by itself learns nothing
 -- else. claimed is false for a replay; else the long way decides. OFFSET 0 keeps the server from
 -- looking at records before it knows the scope, which EXPLAIN ANALYZE would show. The subqueries
 -- keep it from looking for the tenant and the key in the table's statistics, as EXPLAIN would show.
 CREATE VIEW idem_internal.answer WITH (security_barrier) AS
     SELECT (
-               r.is_finished AND r.request_list = 0 AND s.request_exclude = '{}'
-               AND r.secret = s.secret_id
+               r.request_list = 0 AND s.request_exclude = '{}' AND r.secret = s.secret_id
                AND CASE WHEN current_setting('idem_sql.request', true) = ''
                    THEN r.fingerprint IS NULL
                    ELSE r.fingerprint = substr(sha256(s.secret || convert_to(
                        current_setting('idem_sql.request', true), 'UTF8')), 1, 16) END
            ) IS NOT TRUE AS claimed,
-           CASE WHEN r.is_finished THEN 'completed' END AS outcome, NULL::text AS token,
-           CASE WHEN r.is_finished THEN r.attempt END AS attempt,
-           CASE WHEN r.is_finished THEN r.response END AS response,
-           CASE WHEN r.is_finished THEN r.status END AS status,
-           CASE WHEN r.is_finished THEN r.headers END AS headers,
-           CASE WHEN r.is_finished THEN r.body END AS body, NULL::jsonb AS error,
-           NULL::interval AS retry_after, NULL::text AS recovery_point,
-           NULL::jsonb AS recovery_state,
-           CASE WHEN r.is_finished THEN r.created END AS created_at,
-           CASE WHEN r.is_finished THEN r.expires END AS expires_at,
-           CASE WHEN r.is_finished THEN r.redacted END AS redacted, NULL::text[] AS differs,
-           CASE WHEN r.is_finished THEN r.completed END AS completed_at
+           'completed' AS outcome, NULL::text AS token, r.attempt, r.response, r.status, r.headers,
+           r.body, NULL::jsonb AS error, NULL::interval AS retry_after,
+           NULL::text AS recovery_point, NULL::jsonb AS recovery_state, r.created AS created_at,
+           r.expires AS expires_at, r.redacted, NULL::text[] AS differs,
+           coalesce(r.finished, r.created) AS completed_at
     FROM idem.scope AS s
         CROSS JOIN LATERAL (
-            SELECT attempt, response, status, headers, body, created, expires, redacted, secret,
-                   request_list, fingerprint, coalesce(finished, created) AS completed,
-                   state = 'c' AND expires > clock_timestamp() AS is_finished
+            SELECT attempt, response, status, headers, body, created, expires, finished, redacted,
+                   secret, request_list, fingerprint
             FROM idem.record AS x
             WHERE x.scope = s.id
                 AND x.tenant = (SELECT current_setting('idem_sql.tenant', true)) COLLATE "C"
                 AND x.key = (SELECT current_setting('idem_sql.key', true)) COLLATE "C"
+                AND x.state = 'c' AND x.expires > clock_timestamp()
             OFFSET 0) AS r
     WHERE s.name = current_setting('idem_sql.scope', true)
         AND s.tenant_from = 'argument' AND s.answer_ttl IS NULL
@@ -1916,18 +1887,14 @@ CREATE VIEW idem_internal.answer WITH (security_barrier) AS
         AND (current_setting('transaction_isolation') LIKE 'read %'
              OR idem_internal.check_snapshot());
 
-COMMENT ON VIEW idem_internal.answer IS
-    'The answer of the operation that idem.claim() or idem.lookup() asks for.';
-
 -- An INSERT claims the key that the settings name, if it is new and its lock is free, in a scope
--- without rules that the caller may use. Where the view above does not show what the key has, its
--- record is looked for: ON CONFLICT would wait without bound for a transaction that is changing it
--- without the key lock. That look is no EXISTS, for which the server may read the whole table. The
--- condition depends on NEW, so that it comes after what a role inserts, which may set the settings.
+-- without rules that the caller may use. It looks for a record, but for SERIALIZABLE, where claims
+-- of neighbouring new keys would get 40001: ON CONFLICT would wait without bound for a transaction
+-- that is changing it without the key lock. That look is no EXISTS, for which the server may read
+-- the whole table. The condition depends on NEW, so that it comes after what a role inserts, which
+-- may set the settings.
 CREATE VIEW idem_internal.new_claim AS
     SELECT NULL::text AS nonce, NULL::text AS place, NULL::timestamptz AS created;
-
-COMMENT ON VIEW idem_internal.new_claim IS 'Where idem.claim() inserts a new key.';
 
 CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
     INSERT INTO idem.record AS r (
@@ -1949,11 +1916,12 @@ CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
             AND current_setting('idem_sql.key', true) <> ''
             AND octet_length(current_setting('idem_sql.key', true)) <= 255
             AND octet_length(current_setting('idem_sql.tenant', true)) <= 255
-            AND (s.answer_ttl IS NULL OR (
+            AND (current_setting('transaction_isolation') = 'serializable'
+                    AND s.answer_ttl IS NULL OR (
                 SELECT x.scope FROM idem.record AS x
                 WHERE x.scope = s.id
-                    AND x.tenant = current_setting('idem_sql.tenant', true) COLLATE "C"
-                    AND x.key = current_setting('idem_sql.key', true) COLLATE "C") IS NULL)
+                    AND x.tenant = (SELECT current_setting('idem_sql.tenant', true)) COLLATE "C"
+                    AND x.key = (SELECT current_setting('idem_sql.key', true)) COLLATE "C") IS NULL)
             THEN pg_try_advisory_xact_lock(hashtextextended(
                 current_setting('idem_sql.tenant', true) || E'\x1f'
                 || current_setting('idem_sql.key', true) COLLATE "C", s.lock_seed)) END
@@ -2565,11 +2533,9 @@ DECLARE
     r idem.record;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('checkpoint');
-    IF name IS NULL THEN
-        PERFORM idem_internal.refuse('name', NULL, NULL, NULL);
-    ELSIF octet_length(name) NOT BETWEEN 1 AND 255 THEN
+    IF (octet_length(name) BETWEEN 1 AND 255) IS NOT TRUE THEN
         PERFORM idem_internal.refuse(
-            'name', '', 'The name must have 1 to 255 bytes.',
+            'name', name, 'The name must have 1 to 255 bytes.',
             'Pass a short name of the step that is done, such as ''charged''.');
     END IF;
     PERFORM idem_internal.require_lease(token, 'checkpoint');
@@ -2820,11 +2786,9 @@ DECLARE
     is_first boolean := true;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('once_each');
-    IF keys IS NULL THEN
-        PERFORM idem_internal.refuse('keys', NULL, NULL, NULL);
-    ELSIF array_ndims(keys) > 1 THEN
+    IF keys IS NULL OR array_ndims(keys) > 1 THEN
         PERFORM idem_internal.refuse(
-            'keys', '', 'The array must have one dimension.',
+            'keys', keys::text, 'The array must have one dimension.',
             'Pass the keys as ARRAY[''order-1'', ''order-2''].');
     END IF;
     PERFORM idem_internal.check_key_type(type, 'keys') WHERE keys[1] IS NOT NULL;
@@ -2889,14 +2853,11 @@ BEGIN
                 END IF;
                 EXIT;
             END LOOP;
-            IF verdict = 'new' AND is_first THEN
-                PERFORM idem_internal.note(x.ctid || repeat('-', 16), false) FROM idem.record AS x
-                WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
-                is_first := false;
-            END IF;
-            IF verdict = 'new' THEN
-                RETURN NEXT k.place;
-            END IF;
+            CONTINUE WHEN (verdict = 'new') IS NOT TRUE;
+            PERFORM idem_internal.note(x.ctid || repeat('-', 16), false) FROM idem.record AS x
+            WHERE is_first AND (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
+            is_first := false;
+            RETURN NEXT k.place;
         END LOOP;
     EXCEPTION WHEN lock_not_available THEN
         PERFORM idem_internal.is_within(bound);
@@ -3313,8 +3274,6 @@ BEGIN ATOMIC
     FROM idem_internal.caller AS c;
 END;
 
-REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
-
 -- ---------------------------------------------------------------------------------------------
 -- Keys, and the guard
 -- ---------------------------------------------------------------------------------------------
@@ -3351,11 +3310,9 @@ DECLARE
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
     PERFORM idem_internal.check_token(token);
-    IF step IS NULL THEN
-        PERFORM idem_internal.refuse('step', NULL, NULL, NULL);
-    ELSIF octet_length(step) NOT BETWEEN 1 AND 255 THEN
+    IF (octet_length(step) BETWEEN 1 AND 255) IS NOT TRUE THEN
         PERFORM idem_internal.refuse(
-            'step', '', 'The name of a step must have 1 to 255 bytes.',
+            'step', step, 'The name of a step must have 1 to 255 bytes.',
             'Pass a short name of the step, such as ''charge''.');
     END IF;
     IF token LIKE 'L%' THEN

@@ -74,8 +74,6 @@ CREATE VIEW idem.stats WITH (security_barrier) AS
 COMMENT ON VIEW idem.stats IS
     'Has no rows: the SQL edition counts nothing.';
 
-GRANT SELECT ON idem.stats TO PUBLIC;
-
 CREATE FUNCTION idem_internal.observed_figures(
     caller oid, proof bytea, ids integer[], ttls interval[], max_attempts integer[]
 )
@@ -539,14 +537,14 @@ BEGIN
 END
 $$;
 
--- For a row that another transaction has committed, but that is not in the snapshot.
+-- For what another transaction has done after the snapshot.
 CREATE FUNCTION idem_internal.refuse_unseen(what text)
 RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     RAISE serialization_failure USING
         MESSAGE = 'could not serialize access due to concurrent update',
-        DETAIL = what || ' was committed after this transaction''s snapshot was taken.',
+        DETAIL = what || ' after this transaction''s snapshot was taken.',
         HINT = 'Retry the transaction.';
 END
 $$;
@@ -568,11 +566,9 @@ DECLARE
     others text;
 BEGIN
     PERFORM idem_internal.check_administrator(caller, proof, 'create_scope');
-    IF name IS NULL THEN
-        PERFORM idem_internal.refuse('name', NULL, NULL, NULL);
-    ELSIF octet_length(name) NOT BETWEEN 1 AND 63 THEN
+    IF (octet_length(name) BETWEEN 1 AND 63) IS NOT TRUE THEN
         PERFORM idem_internal.refuse(
-            'name', '', 'The name must have 1 to 63 bytes.',
+            'name', name, 'The name must have 1 to 63 bytes.',
             'Pass the name of a family of operations, such as ''payments''.');
     END IF;
     settings := idem_internal.changed_settings(
@@ -592,7 +588,7 @@ BEGIN
         BEGIN
             PERFORM idem_internal.store_scope(s);
         EXCEPTION WHEN unique_violation THEN
-            PERFORM idem_internal.refuse_unseen('The scope');
+            PERFORM idem_internal.refuse_unseen('The scope was committed');
         END;
         RETURN;
     END IF;
@@ -672,8 +668,6 @@ BEGIN
     FROM idem_internal.caller AS c;
 END
 $$;
-
-REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
 
 -- The scope, locked against other changes. A claim that is open in this transaction was granted by
 -- the rules as they are.
@@ -804,8 +798,6 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
-
 CREATE FUNCTION idem_internal.drop_scope(caller oid, proof bytea, name text, force boolean)
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -840,8 +832,6 @@ BEGIN
     FROM idem_internal.caller AS c;
 END
 $$;
-
-REVOKE ALL ON FUNCTION idem.drop_scope FROM PUBLIC;
 
 CREATE FUNCTION idem_internal.scope_ddl(caller oid, proof bytea, scope text)
 RETURNS text
@@ -890,8 +880,6 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION idem.rotate_secret FROM PUBLIC;
-
 -- ---------------------------------------------------------------------------------------------
 -- Records
 -- ---------------------------------------------------------------------------------------------
@@ -908,7 +896,8 @@ BEGIN
     END IF;
 EXCEPTION
     WHEN SQLSTATE 'ID000' THEN NULL;
-    WHEN serialization_failure THEN PERFORM idem_internal.refuse_unseen('The key''s record');
+    WHEN serialization_failure THEN
+        PERFORM idem_internal.refuse_unseen('The key''s record was committed');
 END
 $$;
 
@@ -1083,8 +1072,6 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;
-
 CREATE FUNCTION idem.forget(
     scope text,
     key anycompatible,
@@ -1101,8 +1088,6 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
-
 CREATE FUNCTION idem.erase(
     scope text,
     key anycompatible,
@@ -1118,8 +1103,6 @@ BEGIN
             FROM idem_internal.caller AS c);
 END
 $$;
-
-REVOKE ALL ON FUNCTION idem.erase FROM PUBLIC;
 
 -- scope NULL: all scopes, for superusers and the owner of schema idem.
 CREATE FUNCTION idem_internal.change_tenant(
@@ -1201,8 +1184,6 @@ BEGIN ATOMIC
     FROM idem_internal.caller AS c;
 END;
 
-REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
-
 CREATE FUNCTION idem.erase_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
 LANGUAGE sql
@@ -1211,8 +1192,6 @@ BEGIN ATOMIC
         c.role, c.proof, 'erase_tenant', scope COLLATE pg_catalog."C", tenant, force)
     FROM idem_internal.caller AS c;
 END;
-
-REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
 
 -- ---------------------------------------------------------------------------------------------
 -- Maintenance
@@ -1313,8 +1292,6 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION idem.purge FROM PUBLIC;
-
 -- Applications may call this one, so it says what is missing. Functions for administration that
 -- need the library do not exist.
 CREATE FUNCTION idem.use_records(records regclass)
@@ -1359,4 +1336,8 @@ $$;
 
 \ir privileges.sql
 
+-- For administrators.
+REVOKE ALL ON FUNCTION idem.reset_stream, idem.create_scope, idem.alter_scope, idem.drop_scope,
+    idem.rotate_secret, idem.revoke, idem.forget, idem.erase, idem.forget_tenant, idem.erase_tenant,
+    idem.purge FROM PUBLIC;
 GRANT INSERT ON idem_internal.new_claim TO PUBLIC;
