@@ -1646,8 +1646,10 @@ BEGIN
     LOOP
         -- A key in flight is not new. Before the record is read, which its holder may be about to
         -- commit.
-        is_stale := NOT is_locked AND idem_internal.is_stale(s, key, ttl)
-            AND NOT EXISTS (SELECT FROM idem_internal.holder_of(lock_id));
+        is_stale := NOT is_locked AND idem_internal.is_stale(s, key, ttl);
+        IF is_stale THEN
+            is_stale := NOT EXISTS (SELECT FROM idem_internal.holder_of(lock_id));
+        END IF;
         SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen
         FROM idem.record AS x
         WHERE (x.scope, x.tenant, x.key) = (s.id, claim_slowly.tenant, claim_slowly.key);
