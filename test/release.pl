@@ -123,7 +123,8 @@ is_deeply({ map { $_ => $own{$_}{name} } keys %own }, \%name, 'the SQL has the e
 
 sub listed { my ($cell) = @_; return $cell =~ /\b(?:[0-9A-Z]{5}|[0-9A-Z]{2})\b/g; }
 my ($of_managed_edition) = slurp('sql/managed.sql') =~ /left\(sqlstate, 2\)\] && '\{([\s\w,]+)\}' THEN 'transient'/;
-is_deeply([ sort split /[\s,]+/, $of_managed_edition =~ s/^\s+//r ], [ sort @transient ], 'the SQL edition has the same list');
+is_deeply([ sort split /[\s,]+/, $of_managed_edition =~ s/^\s+//r ], [ sort @transient ],
+	'the SQL edition has the same list');
 sub is_transient { my ($code) = @_; return scalar grep { $code eq $_ || substr($code, 0, 2) eq $_ } @transient; }
 
 ok(is_transient($_), "$_ is 503 and transient") for grep { $over_http->{$_}[0] == 503 } sort keys %$over_http;
