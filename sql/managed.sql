@@ -287,7 +287,6 @@ $$;
 -- Errors
 -- ---------------------------------------------------------------------------------------------
 
--- Raises an error of idem's own.
 CREATE FUNCTION idem_internal.raise(
     sqlstate text, message text, detail text, hint text, retry_after interval DEFAULT NULL,
     since timestamptz DEFAULT NULL
@@ -555,7 +554,6 @@ LANGUAGE sql
 RETURN CASE WHEN current_setting('role') = 'none' THEN session_user
             ELSE current_setting('role')::name END;
 
--- The tenant of a call in this scope.
 CREATE FUNCTION idem_internal.tenant_in(s idem.scope, tenant text)
 RETURNS text
 LANGUAGE plpgsql AS $$
@@ -1885,9 +1883,7 @@ CREATE VIEW idem_internal.answer WITH (security_barrier) AS
             OFFSET 0) AS r
     WHERE s.name = current_setting('idem_sql.scope', true)
         AND s.tenant_from = 'argument' AND s.answer_ttl IS NULL
-        AND pg_has_role(current_user, s.owner::oid, 'USAGE')
-        AND (current_setting('transaction_isolation') LIKE 'read %'
-             OR idem_internal.check_snapshot());
+        AND pg_has_role(current_user, s.owner::oid, 'USAGE');
 
 -- An INSERT claims the key that the settings name, if it is new and its lock is free, in a scope
 -- without rules that the caller may use. It looks for a record, but for SERIALIZABLE, where claims
@@ -1912,10 +1908,7 @@ CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
     WHERE s.name = current_setting('idem_sql.scope', true)
         AND CASE WHEN
             NEW.nonce IS NULL AND pg_has_role(current_user, s.owner::oid, 'USAGE')
-            AND NOT s.has_rules
-            AND (current_setting('transaction_isolation') LIKE 'read %'
-                 OR idem_internal.check_snapshot())
-            AND current_setting('idem_sql.key', true) <> ''
+            AND NOT s.has_rules AND current_setting('idem_sql.key', true) <> ''
             AND octet_length(current_setting('idem_sql.key', true)) <= 255
             AND octet_length(current_setting('idem_sql.tenant', true)) <= 255
             AND (current_setting('transaction_isolation') = 'serializable'
@@ -1952,6 +1945,9 @@ BEGIN
             '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
         AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
     THEN
+        IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.!~~) 'read%' THEN
+            PERFORM idem_internal.check_snapshot();
+        END IF;
         body := coalesce(request::pg_catalog.text, '');
         IF pg_catalog.strpos(body, '.') OPERATOR(pg_catalog.>) 0 THEN
             body := idem_internal.canonical(body);
@@ -3008,6 +3004,9 @@ BEGIN
     IF wait IS NULL AND pg_catalog.pg_typeof(key) OPERATOR(pg_catalog.=) ANY (
         '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
     THEN
+        IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.!~~) 'read%' THEN
+            PERFORM idem_internal.check_snapshot();
+        END IF;
         cleared := pg_catalog.concat(
             pg_catalog.set_config('idem_sql.scope', scope, true),
             pg_catalog.set_config('idem_sql.tenant', coalesce(

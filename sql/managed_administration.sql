@@ -258,7 +258,6 @@ AS $$
                         WHERE l.attrelid = a.attrelid AND l.attname = 'request_lists')
 $$;
 
--- What the SQL edition lacks.
 CREATE FUNCTION idem_internal.refuse_feature(feature text, detail text)
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -425,7 +424,6 @@ BEGIN
 END
 $$;
 
--- The settings of the scope as texts, by their names.
 CREATE FUNCTION idem_internal.settings_of(scope integer)
 RETURNS jsonb
 LANGUAGE plpgsql STABLE
@@ -1336,7 +1334,6 @@ $$;
 
 \ir privileges.sql
 
--- For administrators.
 REVOKE ALL ON FUNCTION idem.reset_stream, idem.create_scope, idem.alter_scope, idem.drop_scope,
     idem.rotate_secret, idem.revoke, idem.forget, idem.erase, idem.forget_tenant, idem.erase_tenant,
     idem.purge FROM PUBLIC;
