@@ -6,11 +6,12 @@
 // Not thread-safe.
 #pragma once
 
+#include <openssl/sha.h>
+
 #include <algorithm>
 
 #include "core/bytes.hpp"
 
-struct evp_md_ctx_st;      // OpenSSL's EVP_MD_CTX
 struct evp_cipher_ctx_st;  // OpenSSL's EVP_CIPHER_CTX
 
 namespace idem::core {
@@ -19,8 +20,6 @@ using Hash = std::array<std::byte, 32>;
 
 // SHA-256 of a message that is written in pieces. They are buffered, so that a short message takes
 // one call into OpenSSL.
-//
-// A process computes one hash at a time: a new object abandons the message of any other.
 class Sha256 {
   public:
     Sha256() noexcept;
@@ -35,11 +34,12 @@ class Sha256 {
 
   private:
     friend class Hmac;
-    // Continues the message that a context has hashed so far, which may be NULL after a failure.
-    explicit Sha256(const evp_md_ctx_st* begun) noexcept;
+    // Continues the message that has led to this state.
+    explicit Sha256(const SHA256_CTX& begun) noexcept;
     void write_beyond(Bytes bytes) noexcept;
     void hash(Bytes bytes) noexcept;
 
+    SHA256_CTX state_;
     std::array<std::byte, 512> buffer_;
     std::size_t used_ = 0;
     bool good_;
