@@ -5,6 +5,7 @@
 #include "pg/server/postgres.hpp"
 
 extern "C" {
+#include "access/nbtree.h"
 #include "parser/parse_relation.h"
 }
 
@@ -67,6 +68,15 @@ inline IndexScanDesc begin_index_scan(Relation heap, Relation index, Snapshot sn
     return index_beginscan(heap, index, snapshot, nullptr, keys, 0);
 #else
     return index_beginscan(heap, index, snapshot, keys, 0);
+#endif
+}
+
+// The root of a btree, locked for reading; an invalid buffer if the index is empty.
+inline Buffer btree_root(Relation index, [[maybe_unused]] Relation table) {
+#if PG_VERSION_NUM >= 160000
+    return _bt_getroot(index, table, BT_READ);
+#else
+    return _bt_getroot(index, BT_READ);
 #endif
 }
 

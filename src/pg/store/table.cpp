@@ -1,5 +1,7 @@
 #include "pg/store/table.hpp"
 
+#include "pg/store/leaf_probe.hpp"
+
 namespace idem::pg {
 namespace {
 
@@ -78,11 +80,13 @@ bool has_digest_columns(const FormData_pg_index* index, Relation table) {
 // the caller's transaction ends.
 bool add_entry(Relation table, Relation index, TupleTableSlot* slot, IndexUniqueCheck check) {
     Assert(ItemPointerIsValid(&slot->tts_tid));
-    IndexInfo* info = BuildDummyIndexInfo(index);
+    Assert(index->rd_rel->relam == BTREE_AM_OID);  // which does not ask for the IndexInfo
+    const FormData_pg_index* form = index->rd_index;
     Datum values[INDEX_MAX_KEYS];
     bool nulls[INDEX_MAX_KEYS];
-    FormIndexDatum(info, slot, nullptr, values, nulls);
-    return index_insert(index, values, nulls, &slot->tts_tid, table, check, false, info);
+    for (int i = 0; i < form->indnatts; ++i)
+        values[i] = slot_getattr(slot, form->indkey.values[i], &nulls[i]);
+    return index_insert(index, values, nulls, &slot->tts_tid, table, check, false, nullptr);
 }
 
 constexpr char unfinished_state = static_cast<char>(core::State::in_progress);
@@ -401,31 +405,32 @@ Relation KeyedTable::open_index() const {
 }
 
 DigestScan::DigestScan(const KeyedTable& table) : table_(table), index_(table.open_index()) {
-    begin();
+    InitDirtySnapshot(dirty_);
 }
 
 DigestScan::DigestScan(const KeyedTable& table, Relation index)
     : table_(table), index_(index_open(RelationGetRelid(index), NoLock)) {
-    begin();
-}
-
-void DigestScan::begin() {
     InitDirtySnapshot(dirty_);
-    scan_ = compat::begin_index_scan(table_.table(), index_, &dirty_, 1);
 }
 
 void DigestScan::end() {
-    index_endscan(scan_);
+    if (scan_ != nullptr) index_endscan(scan_);
     if (slot_ != nullptr) ExecDropSingleTupleTableSlot(slot_);
     table_.close_index(index_);
 }
 
 void DigestScan::seek(const core::Digest& digest) {
+    if (scan_ == nullptr) scan_ = compat::begin_index_scan(table_.table(), index_, &dirty_, 1);
     digest_ = uuid_of(digest);
     ScanKeyData key;
     ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(&digest_));
     index_rescan(scan_, &key, 1, nullptr, 0);
     entries_ = 0;
+}
+
+void DigestScan::release_pins() {
+    if (slot_ != nullptr) ExecClearTuple(slot_);
+    if (scan_ != nullptr) index_rescan(scan_, nullptr, 1, nullptr, 0);  // the digest remains
 }
 
 // Does as index_getnext_slot() does, but makes the slot only for an entry that it has found: most
@@ -444,10 +449,28 @@ bool DigestScan::next() {
     }
 }
 
+// Whether the digest has a hit, if its leaf page says so: it does unless the first row version is
+// dead, is being inserted, or has been replaced by a heap-only update.
+std::optional<bool> DigestScan::find_in_leaf() {
+    const LeafEntry entry = probe_leaf(table_.table(), index_, digest_);
+    if (entry.answer == LeafEntry::Answer::none) return false;
+    if (entry.answer == LeafEntry::Answer::unclear) return std::nullopt;
+    if (slot_ == nullptr) slot_ = table_slot_create(table_.table(), nullptr);
+    ItemPointerData row = entry.row;
+    const bool hit = table_tuple_fetch_row_version(table_.table(), &row, &dirty_, slot_) &&
+                     presence() != core::Presence::inserting;
+    ReleaseBuffer(entry.leaf);  // a hit's own page is pinned
+    return hit ? std::optional(true) : std::nullopt;
+}
+
 // Without the key lock the row may move during the scan: its new version gets an index entry after
 // the index page was read, and the old version is dead when the scan comes to it. A second scan
 // then meets other entries than the first. When it meets the same, the first has missed nothing.
 bool DigestScan::find(const core::Digest& digest) {
+    CHECK_FOR_INTERRUPTS();
+    release_pins();
+    digest_ = uuid_of(digest);
+    if (const auto found = find_in_leaf()) return *found;
     bool nothing_missed = false;
     for (std::uint64_t before = 0;; before = entries_) {
         bool inserting = false;
@@ -483,8 +506,7 @@ RowWriter DigestScan::writer() const {
 // No other backend, VACUUM above all, may have to wait for a pin while we wait.
 bool DigestScan::wait(WaitBound& bound) {
     const RowWriter other = writer();
-    ExecClearTuple(slot_);
-    index_rescan(scan_, nullptr, 1, nullptr, 0);  // the digest remains
+    release_pins();
     return bound.wait_for(other);
 }
 

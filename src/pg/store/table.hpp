@@ -367,11 +367,12 @@ class DigestScan {
     bool wait(WaitBound& bound);
 
   private:
-    void begin();
+    std::optional<bool> find_in_leaf();
+    void release_pins();
 
     KeyedTable table_;
     Relation index_;
-    IndexScanDesc scan_;
+    IndexScanDesc scan_ = nullptr;  // NULL as long as the leaf pages suffice
     TupleTableSlot* slot_ = nullptr;
     pg_uuid_t digest_{};
     SnapshotData dirty_;
