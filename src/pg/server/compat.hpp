@@ -80,6 +80,21 @@ inline Buffer btree_root(Relation index, [[maybe_unused]] Relation table) {
 #endif
 }
 
+// Puts the first row version behind an index entry that the snapshot sees into the slot. The
+// entry's page is pinned.
+inline bool fetch_by_entry(Relation table, ItemPointerData entry, Snapshot snapshot,
+                           TupleTableSlot* slot) {
+#if PG_VERSION_NUM >= 190000
+    IndexFetchTableData* fetch = table_index_fetch_begin(table, SO_NONE);
+#else
+    IndexFetchTableData* fetch = table_index_fetch_begin(table);
+#endif
+    bool more = false;
+    const bool seen = table_index_fetch_tuple(fetch, &entry, snapshot, slot, &more, nullptr);
+    table_index_fetch_end(fetch);
+    return seen;
+}
+
 // The wait event that pg_stat_activity shows. PostgreSQL 17 and later show its name.
 inline std::uint32_t wait_event([[maybe_unused]] const char* name) {
 #if PG_VERSION_NUM >= 170000

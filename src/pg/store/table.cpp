@@ -449,15 +449,14 @@ bool DigestScan::next() {
     }
 }
 
-// Whether the digest has a hit, if its leaf page says so: it does unless the first row version is
-// dead, is being inserted, or has been replaced by a heap-only update.
+// Whether the digest has a hit, if its leaf page says so: it does unless the row versions behind
+// the first entry are dead, or one is being inserted.
 std::optional<bool> DigestScan::find_in_leaf() {
     const LeafEntry entry = probe_leaf(table_.table(), index_, digest_);
     if (entry.answer == LeafEntry::Answer::none) return false;
     if (entry.answer == LeafEntry::Answer::unclear) return std::nullopt;
     if (slot_ == nullptr) slot_ = table_slot_create(table_.table(), nullptr);
-    ItemPointerData row = entry.row;
-    const bool hit = table_tuple_fetch_row_version(table_.table(), &row, &dirty_, slot_) &&
+    const bool hit = compat::fetch_by_entry(table_.table(), entry.row, &dirty_, slot_) &&
                      presence() != core::Presence::inserting;
     ReleaseBuffer(entry.leaf);  // a hit's own page is pinned
     return hit ? std::optional(true) : std::nullopt;
