@@ -14,7 +14,8 @@ use Test::More;
 
 our @EXPORT = qw(installed managed_edition install_managed idem_node start_with_clock install_payments
   install_lapse claim_open sqlstate waits_for runs load crash kill_process kill_postmaster restart_killed
-  configure configure_purge wait_for_standbys replicate rewind effects locks tables_are_sound log_is_clean);
+  configure configure_purge wait_for_standbys replicate await_visit rewind effects locks tables_are_sound
+  log_is_clean);
 
 # How a test ends that takes too long: it says where it is, and its servers are stopped.
 my $test = $$;
@@ -242,6 +243,25 @@ sub configure_purge
 	$node->poll_query_until('postgres', "SELECT state = 'idle' AND state_change > '$since' FROM pg_stat_activity
 		WHERE backend_type = 'idem launcher'")
 	  or die 'the launcher is not idle';
+	return;
+}
+
+# Waits until the worker has been through the whole of the database: it has twice purged a table of its
+# own, in which nothing keeps it from that.
+sub await_visit
+{
+	my ($node, $database) = @_;
+	$database //= 'postgres';
+	$node->safe_psql($database, <<'SQL');
+SELECT idem.create_scope('visits', ttl => '1 ms', records => true, if_not_exists => true);
+SELECT idem.create_record_table('public.visits') WHERE to_regclass('public.visits') IS NULL;
+SQL
+	for my $visit (1 .. 2)
+	{
+		$node->safe_psql($database, q{BEGIN; SELECT idem.use_records('public.visits');
+			SELECT idem.once('visits', 'k'); COMMIT});
+		$node->poll_query_until($database, 'SELECT count(*) = 0 FROM public.visits') or die "no visit of $database";
+	}
 	return;
 }
 

@@ -689,23 +689,23 @@ for my $database (qw(tables own))
 			"a superuser calls $call among what is planted in $database");
 	}
 }
-sleep 2;    # for the worker
+await_visit($power, $_) for qw(tables own);
 is(join("\n", slurp_file($power->logfile) =~ /sprung with power: .*/g), '',
 	'nothing that was planted ran with the rights of a superuser');
 is($power->safe_psql('postgres', q{SELECT rolsuper FROM pg_roles WHERE rolname = 'app'}), 'f',
 	'the role is no superuser');
 # health() names ten tables and counts the others: what it names is mended by a superuser, until it names none.
-my %planted = map { $_ => 1 }
+my %left = map { $_ => 1 }
 	grep { $power->safe_psql('tables', "SELECT count(*) > 0 FROM ONLY app.t$_ WHERE response IS NOT NULL")
 		eq 't' } 0 .. $#planted;
-while (%planted)
+while (%left)
 {
-	my @named = grep { delete $planted{$_} } $power->safe_psql('tables', 'SELECT detail FROM idem.health()')
+	my @named = grep { delete $left{$_} } $power->safe_psql('tables', 'SELECT detail FROM idem.health()')
 		=~ /\bapp\.t(\d+)\b/g;
 	last if !@named;
 	$power->safe_psql('tables', join ';', map { "DROP TABLE app.t$_ CASCADE" } @named);
 }
-is(join(', ', map { $planted[$_] } sort keys %planted), '', 'every record table is purged, or named by health()');
+is(join(', ', map { $planted[$_] } sort keys %left), '', 'every record table is purged, or named by health()');
 log_is_clean($power);
 $power->stop;
 
