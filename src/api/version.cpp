@@ -8,10 +8,9 @@ namespace idem::api {
 // The version, and -1, 0 or 1: older than the objects in this database, the same, or newer.
 IDEM_FUNCTION(idem_library) {
     const std::strong_ordering order = pg::library_order();
-    constexpr auto same = std::strong_ordering::equal;
     pg::Row<2> row;
     row.set_text(0, pg::library_version);
-    row.set_int(1, order == same ? 0 : order == std::strong_ordering::less ? -1 : 1);
+    row.set_int(1, std::is_lt(order) ? -1 : std::is_gt(order));
     InitMaterializedSRF(fcinfo, 0);
     row.add_to_result_of(fcinfo);
     return Datum{0};

@@ -27,7 +27,7 @@ constexpr std::strong_ordering compare_versions(std::string_view a, std::string_
         const std::string_view m = take_number(a);
         const std::string_view n = take_number(b);
         if (m.size() != n.size()) return m.size() <=> n.size();
-        if (const auto order = m <=> n; order != 0) return order;
+        if (const auto order = m <=> n; std::is_neq(order)) return order;
         if (rank(a) != rank(b)) return rank(a) <=> rank(b);
         if (a.empty()) return std::strong_ordering::equal;
         a.remove_prefix(1);

@@ -87,7 +87,8 @@ Outcome lock_installation() {
         // The table may have gone before we had the lock; taking the lock accepted invalidations.
         if (pg::find_table_oid(table) != oid) return Outcome::absent;
     }
-    return pg::has_record_layout() && pg::library_order() >= 0 ? Outcome::purged : Outcome::absent;
+    return pg::has_record_layout() && std::is_gteq(pg::library_order()) ? Outcome::purged
+                                                                        : Outcome::absent;
 }
 
 // Gives up the statistics of scopes that do not exist any more, here or in dropped databases. The

@@ -66,7 +66,7 @@ std::strong_ordering library_order() {
 void require_library() {
     if (new_enough) return;
     const char* objects = objects_version();
-    if (order_to(objects) < 0) refuse_library(objects);
+    if (std::is_lt(order_to(objects))) refuse_library(objects);
     new_enough = true;
 }
 
