@@ -153,7 +153,9 @@ while (@waiting || @alive)
 	keep_running();
 }
 is(sql('SELECT count(*) FROM idem.records'), $operations, 'every operation was begun');
-cmp_ok(sql($unfinished), '>', 0, 'the clients have left some unfinished');
+# The completers may have taken all of them by now.
+my $left = q{SELECT count(*) FROM idem.records WHERE state = 'in_progress' OR attempt > 1};
+cmp_ok(sql($left), '>', 0, 'the clients have left some unfinished');
 restart_killed($node);
 
 my $patience = 10 * $PostgreSQL::Test::Utils::timeout_default;
