@@ -1,5 +1,6 @@
 // A retry storm: many clients call a procedure, each operation is sent several times, and a killer
-// terminates busy connections all the while. A client that loses its connection does what a real
+// terminates busy connections all the while, but only one per some answers: where connecting is
+// slow, no client would get through otherwise. A client that loses its connection does what a real
 // client can do: it reconnects and sends the same key until it has an answer.
 //
 //   storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND [ANSWERS]
@@ -36,7 +37,7 @@ struct Plan {
 // What the clients share and count.
 struct Storm {
     std::vector<int> requests;  // operations, in the order in which they are sent
-    std::atomic<std::size_t> next = 0;
+    std::atomic<std::size_t> next = 0, answered = 0;
     std::vector<std::atomic<int>> in_flight;
     std::vector<std::string> answers;
     std::mutex answers_mutex;
@@ -148,20 +149,26 @@ void client(const Plan& plan, Storm& storm) {
         if (in_flight++ > 0) ++storm.overlapping;
         record(op, answer_to(op, connection, call, storm), storm);
         --in_flight;
+        ++storm.answered;
     }
 }
 
 // Kills backends while they execute a request.
 void killer(const Plan& plan, Storm& storm) {
+    constexpr std::size_t answers_between_kills = 20;
     Connection connection("storm's killer");
     while (!storm.over) {
+        const std::size_t answered = storm.answered;
         PGresult* result =
             PQexec(connection.get(),
                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'active' "
                    "AND application_name = 'storm' ORDER BY random() LIMIT 1");
         if (PQntuples(result) > 0) ++storm.kills;
         PQclear(result);
-        std::this_thread::sleep_for(std::chrono::microseconds(1'000'000 / plan.kills_per_second));
+        do
+            std::this_thread::sleep_for(
+                std::chrono::microseconds(1'000'000 / plan.kills_per_second));
+        while (storm.answered < answered + answers_between_kills && !storm.over);
     }
 }
 
