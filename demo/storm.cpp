@@ -155,7 +155,7 @@ void client(const Plan& plan, Storm& storm) {
 
 // Kills backends while they execute a request.
 void killer(const Plan& plan, Storm& storm) {
-    constexpr std::size_t answers_between_kills = 20;
+    constexpr std::size_t answers_between_kills = 50;
     Connection connection("storm's killer");
     while (!storm.over) {
         const std::size_t answered = storm.answered;
