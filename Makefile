@@ -95,7 +95,8 @@ DATA_built = idem--$(EXTVERSION).sql idem_test--$(EXTVERSION).sql
 
 # The extension idem_test, for tests, has a library of its own.
 MODULES = test_extension/idem_test
-TEST_OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard test_extension/*.cpp))) src/pg/server/subtransaction.o
+TEST_OBJS = $(patsubst %.cpp,%.o,$(sort $(wildcard test_extension/*.cpp))) \
+  src/pg/server/subtransaction.o src/pg/store/leaf_probe.o
 
 SERVER_INCLUDES := $(shell $(PG_CONFIG) --includedir-server)
 # The server's headers are system headers, so that the warnings are about our code alone. tools/setup
