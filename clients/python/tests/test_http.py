@@ -666,7 +666,8 @@ class Django(Wsgi, PaymentTest):
             of, tenant = tenant, lambda request: of(request.META.get("HTTP_AUTHORIZATION"))
         payments = Idempotency("nowhere" if own.pop("connect", None) else "default", wait=0, **own)
         connections.databases["nowhere"] = {**connections["default"].settings_dict,
-                                            "HOST": "127.0.0.1", "PORT": 1}
+                                            "HOST": "127.0.0.1", "PORT": 1,
+                                            "ATOMIC_REQUESTS": False}
 
         def pay(request):
             if test.get("amount", 1):
@@ -705,6 +706,19 @@ class Django(Wsgi, PaymentTest):
         app, key = self.once(), new_key()
         self.assertEqual([self.sent(app, key)[0] for _ in range(2)], [201, 201])
         self.assertEqual(effects(key), 1)
+        app, key = self.once(lambda: (422, {}, b"invalid")), new_key()
+        self.assertEqual([self.sent(app, key)[::2] for _ in range(2)], [(422, b"invalid")] * 2)
+        self.assertEqual(effects(key), 0)
+
+    def test_the_database_is_away_with_atomic_requests(self):
+        from django.db import connections
+        app = self.once(options={"connect": "nowhere"})
+        for name in connections:
+            connections[name].settings_dict["ATOMIC_REQUESTS"] = True
+            self.addCleanup(connections[name].settings_dict.update, ATOMIC_REQUESTS=False)
+        with self.assertLogs("pg_idem", "ERROR"):
+            response = self.sent(app, new_key())
+        self.assertEqual((response[0], response[1]["retry-after"]), (503, "1"))
 
     def test_within_the_transaction_of_a_test(self):
         from django.test import TestCase
@@ -794,6 +808,12 @@ class DjangoRest(Django):
         if response.status_code == 403:  # without a challenge, 401 becomes 403
             response.status_code = 401
         return response
+
+    def test_an_error_that_the_application_answers_with_atomic_requests(self):
+        from django.db import connection
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+        self.addCleanup(connection.settings_dict.update, ATOMIC_REQUESTS=False)
+        self.test_an_error_that_the_application_answers()
 
     def test_what_it_renders_is_stored(self):
         from django.urls import path
