@@ -10,6 +10,7 @@ import io
 import json
 import time
 import unittest
+from unittest import mock
 
 import psycopg
 import pg_idem
@@ -719,6 +720,10 @@ class Django(Wsgi, PaymentTest):
         with self.assertLogs("pg_idem", "ERROR"):
             response = self.sent(app, new_key())
         self.assertEqual((response[0], response[1]["retry-after"]), (503, "1"))
+        key = new_key()
+        with self.assertRaises(django.db.OperationalError):  # Django's, of the other database
+            self.sent(self.once(), key)
+        self.assertEqual(effects(key), 0)
 
     def test_within_the_transaction_of_a_test(self):
         from django.test import TestCase
@@ -860,6 +865,13 @@ class Asgi(Contract, Routes):
                            allow_origins=["https://a", "https://b"])
         app.add_middleware(starlette.middleware.gzip.GZipMiddleware, minimum_size=10)
         return app_of(self, app)
+
+    def test_an_upload_without_a_parser_is_bound_by_its_bytes(self):
+        app, key = self.once(), new_key()
+        with mock.patch("starlette.requests.parse_options_header", None), \
+                mock.patch(__name__ + ".form_of", return_value=[]):
+            statuses = [self.sent(app, key, *self.upload("one", note, "x"))[0] for note in "nnm"]
+        self.assertEqual((statuses, effects(key)), ([201, 201, 422], 1))
 
     def test_outer_layers_treat_all_answers_alike(self):
         app, key = self.once(lambda: (201, {}, b"paid" * 100)), new_key()

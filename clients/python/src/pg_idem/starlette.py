@@ -12,9 +12,9 @@ import inspect
 from typing import Any, Callable, Optional, Union
 
 import anyio
+from starlette import requests
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.responses import Response as Native
 
@@ -164,10 +164,11 @@ def _replay(body: bytes) -> Callable[[], Any]:
 
 
 async def _form(request: Any, body: bytes) -> Optional[list[tuple[str, Any]]]:
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != http.MULTIPART:
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != http.MULTIPART or (
+            getattr(requests, "parse_options_header", None) is None):  # no python-multipart
         return None
     form = []
-    async with Request(request.scope, _replay(body)).form() as fields:
+    async with requests.Request(request.scope, _replay(body)).form() as fields:
         for name, value in fields.multi_items():
             form.append((name, value if isinstance(value, str) else http.file(
                 value.filename, value.content_type, [await value.read()])))
