@@ -100,6 +100,15 @@ $to->safe_psql('postgres', 'CREATE DATABASE same');
 $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'same' ], 'restore');
 check('same', 'restored');
 
+# A copy for staging.
+$to->safe_psql('postgres', 'CREATE DATABASE staging');
+$to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'staging' ], 'copy');
+my ($forget_open) = slurp_file('docs/operations.md') =~ /A copy for staging.*?`(DELETE [^`]*)`/s;
+$to->safe_psql('staging', $forget_open);
+is($to->safe_psql('staging', q{SELECT (SELECT key FROM idem.take('second')), c.outcome
+	FROM idem.try_claim('payments', 'plain', '{"amount": 10.5}') c}), '|completed',
+	'a copy for staging finishes nothing that production has begun, and answers what it has finished');
+
 # The records come before their scopes: a purge in between must not take them for those of dropped
 # scopes.
 $to->safe_psql('postgres', 'CREATE DATABASE purged');
