@@ -3,7 +3,6 @@
 // nothing, so they work on a standby. idem.derive_key() is SQL.
 #include "api/arguments.hpp"
 #include "api/lease.hpp"
-#include "core/new_key.hpp"
 #include "pg/open_claims.hpp"
 #include "pg/store/secret.hpp"
 #include "pg/store/token.hpp"

@@ -61,4 +61,16 @@ bool unseal(const SealKey& key, const Digest& sealed, Digest& out) noexcept {
     return opener.apply(key, sealed, out);
 }
 
+bool child_key(const Secret& seed, const Digest& digest, std::string_view step,
+               KeyText& out) noexcept {
+    Hmac message(seed);
+    write_text(message, "idem.child_key");
+    message.write(digest);
+    write_text(message, step);
+    Hash hash;
+    if (!message.finish(hash)) return false;
+    put_hex(hash, out.begin());
+    return true;
+}
+
 }  // namespace idem::core

@@ -1,4 +1,4 @@
-// The key digest, and the two values that are derived from it: the lock id and the sealed digest.
+// The key digest, and what is derived from it: the lock id, the sealed digest and child keys.
 //
 // The digest is 128 bits that stand for scope, tenant and key in the record table's primary key. It
 // finds a record; the scope id, tenant and key in the row then decide whether it is the right one.
@@ -47,5 +47,14 @@ using SealKey = AesKey;
 // digest that no row has.
 [[nodiscard]] bool seal(const SealKey& key, const Digest& digest, Digest& out) noexcept;
 [[nodiscard]] bool unseal(const SealKey& key, const Digest& sealed, Digest& out) noexcept;
+
+// The key for a step of an operation: HMAC-SHA-256 of the operation's digest and the step, in
+// lower-case hexadecimal. Every text is preceded by its length in bytes, as four big-endian bytes.
+// Such keys are sent to other services, so they must reveal neither the seed nor the digest. The
+// seed has other uses, too: the message begins with the name of this one. False when OpenSSL fails;
+// out is then undefined.
+using KeyText = std::array<char, 64>;
+[[nodiscard]] bool child_key(const Secret& seed, const Digest& digest, std::string_view step,
+                             KeyText& out) noexcept;
 
 }  // namespace idem::core

@@ -1,5 +1,7 @@
 #include "core/key.hpp"
 
+#include <algorithm>
+
 namespace idem::core {
 namespace {
 
@@ -83,6 +85,17 @@ KeyAge key_age(std::string_view key, std::int64_t now, std::int64_t ttl) noexcep
     const std::int64_t made = static_cast<std::int64_t>(*milliseconds) * 1000;  // below 2^58
     if (made < now - ttl) return KeyAge::stale;
     return made > now + future_tolerance ? KeyAge::from_future : KeyAge::current;
+}
+
+UuidText uuid_v7(std::uint64_t tick, std::uint64_t random) noexcept {
+    constexpr std::uint64_t version = 7;
+    constexpr std::uint64_t variant = 0b10;
+    const auto front = big_endian<8>((tick >> 12) << 16 | version << 12 | (tick & 0xfff));
+    const auto back = big_endian<8>(variant << 62 | (random & ~std::uint64_t{0} >> 2));
+
+    Uuid uuid;
+    std::copy(back.begin(), back.end(), std::copy(front.begin(), front.end(), uuid.begin()));
+    return uuid_text(uuid);
 }
 
 }  // namespace idem::core

@@ -1,5 +1,5 @@
-// The length limits of idempotency keys, those that are UUIDs, the time that some keys contain, and
-// those that are weak.
+// The length limits of idempotency keys, which keys are UUIDs or weak, the time that some contain,
+// and how idem makes keys of the current time and random bits.
 //
 // A key is opaque: it is compared byte for byte and never normalized. Only its length is checked
 // here; the server checks its encoding. UUIDv7 and ULID keys begin with the time at which the
@@ -43,7 +43,7 @@ inline constexpr std::int64_t future_tolerance = 600'000'000;  // microseconds: 
 // now in microseconds since 1970, ttl in microseconds.
 KeyAge key_age(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept;
 
-// Weak keys: those that are likely to be used again for a different operation (core/weakness.cpp).
+// Weak keys, which are likely to be used again for a different operation (core/weakness.cpp).
 //
 // A good key is either random and long (a UUID, a ULID) or names one operation ('order-4711'). A
 // key that is only a number, only a time, very short or repetitive is neither: another client, or
@@ -59,5 +59,27 @@ KeyAge key_age(std::string_view key, std::int64_t now, std::int64_t ttl) noexcep
 // 'short': fewer than 8 bytes, unless it is letters and a number, such as 'o-7'
 // 'repetitive': at most two different bytes, or fewer than one different byte in eight
 std::string_view weakness(std::string_view key) noexcept;
+
+// ---- New keys -----------------------------------------------------------------------------------
+
+// A UUIDv7 (RFC 9562) has 48 bits for the milliseconds since 1970, 12 bits for the fraction of the
+// millisecond (method 3 of the RFC) and 62 random bits. Time and fraction are handled as one number
+// of ticks of 1/4096 ms. A generator that never uses a tick twice produces UUIDs in order.
+
+// The tick of a time in microseconds since 1970. An earlier time counts as 1970.
+constexpr std::uint64_t uuid_tick(std::int64_t unix_usecs) noexcept {
+    const auto usecs = static_cast<std::uint64_t>(unix_usecs < 0 ? 0 : unix_usecs);
+    return usecs / 1000 << 12 | usecs % 1000 * 4096 / 1000;
+}
+
+// The same, but always greater than the last tick: two calls may come within one tick, and the
+// clock may have been set back.
+constexpr std::uint64_t next_uuid_tick(std::uint64_t last, std::int64_t unix_usecs) noexcept {
+    const std::uint64_t tick = uuid_tick(unix_usecs);
+    return tick > last ? tick : last + 1;
+}
+
+// In lower case, with hyphens. Uses the low 60 bits of tick and the low 62 bits of random.
+UuidText uuid_v7(std::uint64_t tick, std::uint64_t random) noexcept;
 
 }  // namespace idem::core

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <string>
 
+#include "core/digest.hpp"
 #include "core/key.hpp"
-#include "core/new_key.hpp"
 #include "input.hpp"
 
 using namespace idem::core;

@@ -1,5 +1,5 @@
 // UUIDv7 and child keys. Expected values come from the RFC and from other implementations.
-#include "core/new_key.hpp"
+#include "core/digest.hpp"
 
 #include <set>
 #include <vector>
