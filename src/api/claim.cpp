@@ -46,8 +46,8 @@ KeyState read_state(const ClaimCall& call, bool locked) {
     const pg::Found found = pg::probe(records, call.key);
     records.close();
     const TimestampTz now = GetCurrentTimestamp();
-    return {core::decide(found_row(found, *call.scope), is_same_request(call, found, now), now),
-            found, now};
+    const auto same = core::SameRequest{is_same_request(call, found, now)};
+    return {core::decide(found_row(found, *call.scope), same, now), found, now};
 }
 
 // As read_state(), but frees what the previous call has read: a claim may wait and read many times.

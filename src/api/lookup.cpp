@@ -61,7 +61,8 @@ Progress read_record(const pg::Key& key, const pg::Scope& scope) {
     pg::Found found = pg::probe(key, pg::Access::read);
     found.in_snapshot = true;
     if (found.presence == Presence::deleting) found.presence = Presence::committed;
-    return {core::decide(found_row(found, scope), true, GetCurrentTimestamp()), found};
+    const TimestampTz now = GetCurrentTimestamp();
+    return {core::decide(found_row(found, scope), core::SameRequest::yes, now), found};
 }
 
 Progress read_progress_of_others(const pg::Key& key, const pg::Scope& scope) {

@@ -39,6 +39,8 @@ bool once(FunctionCallInfo fcinfo) {
 struct Element {
     core::Digest digest;
     int position;  // in the array, from 0
+
+    auto operator<=>(const Element&) const = default;
 };
 
 // Lives as long as the call. Beside the array itself, it needs a few bytes per key, and the text of
@@ -100,9 +102,7 @@ void sort_by_digest(Batch& batch) {
     }
     MemoryContextSwitchTo(before);
     MemoryContextDelete(scratch);
-    std::sort(batch.order.begin(), batch.order.end(), [](const Element& a, const Element& b) {
-        return a.digest != b.digest ? a.digest < b.digest : a.position < b.position;
-    });
+    std::sort(batch.order.begin(), batch.order.end());
 }
 
 Batch read_batch(FunctionCallInfo fcinfo) {
@@ -161,7 +161,8 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::Key& key, const Batch& batc
         pg::WaitBound bound = pg::WaitBound::none();  // each wait is one of its own
         const pg::Found found = writer.look(key);
         const TimestampTz now = GetCurrentTimestamp();
-        const Verdict verdict = core::decide(found_row(found, batch.scope), true, now);
+        const Verdict verdict =
+            core::decide(found_row(found, batch.scope), core::SameRequest::yes, now);
         switch (verdict) {
             case Verdict::claim:
                 if (!admitted) check_new_element(batch, key.key, now);

@@ -13,6 +13,7 @@
 namespace idem::api {
 namespace {
 
+using core::SameRequest;
 using core::Verdict;
 
 struct TakeCall {
@@ -31,7 +32,7 @@ bool is_due(const TakeCall& call, const pg::Found& found, TimestampTz now) {
     seen.in_snapshot = true;
     return found.record.scope_id() == call.filter.scope_id &&
            (!call.filter.tenant || found.record.tenant() == *call.filter.tenant) &&
-           core::decide(found_row(seen, *call.scope), true, now) == Verdict::take_over;
+           core::decide(found_row(seen, *call.scope), SameRequest::yes, now) == Verdict::take_over;
 }
 
 // Takes the operation over, unless another transaction holds its key, has finished it or is
@@ -97,8 +98,6 @@ std::optional<ClaimResult> take(const TakeCall& call) {
         MemoryContextReset(memory);
     }
 }
-
-// ---- The SQL functions --------------------------------------------------------------------------
 
 enum Argument { arg_tenant = 1, arg_lease, arg_wait };
 

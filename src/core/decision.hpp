@@ -93,18 +93,20 @@ constexpr bool is_answer_expired(std::int64_t answered, std::optional<std::int64
     return answer_ttl && answered <= now - *answer_ttl;
 }
 
+// Whether the fingerprints are equal, or both are absent.
+enum class SameRequest : bool { no, yes };
+
 // The order of the rules matters: expiry is checked before the content of the row, and a conflict
 // before its state. An expired row that another transaction is deleting binds nothing, whether the
 // deletion commits or not. A finished record is replaced only to erase its answer: its outcome
-// stays, so that a replay need not wait. same_request: the fingerprints are equal, or both are
-// absent.
-constexpr Verdict decide(const FoundRow& row, bool same_request, std::int64_t now) noexcept {
+// stays, so that a replay need not wait.
+constexpr Verdict decide(const FoundRow& row, SameRequest same, std::int64_t now) noexcept {
     if (row.presence == Presence::inserting) return Verdict::in_flight;
     if (!binds(row.presence, row.expires, now)) return Verdict::claim;
     const bool erasing = row.replaced && row.state != State::in_progress;
     if (row.presence == Presence::deleting && !erasing) return Verdict::in_flight;
     if (row.presence != Presence::own && !row.in_snapshot) return Verdict::serialization_failure;
-    if (!same_request) return Verdict::conflict;
+    if (same == SameRequest::no) return Verdict::conflict;
     if (row.state == State::completed) return Verdict::replay;
     if (row.state == State::failed) return Verdict::failed;
     if (row.lease_end > now) return Verdict::leased;

@@ -75,7 +75,7 @@ bool is_live(const FoundRow& found, std::int64_t now) {
 // A claim that is granted finds no live row, or one that may have another attempt; a stored answer
 // is that of a live row.
 void check_claim(const Row& row, const FoundRow& seen, bool same_request) {
-    const Verdict verdict = decide(seen, same_request, row.now);
+    const Verdict verdict = decide(seen, SameRequest{same_request}, row.now);
 
     const bool own = seen.presence == Presence::own;
     const bool committed = seen.presence == Presence::committed;

@@ -75,7 +75,7 @@ TEST(Decision, FollowsTheTable) {
                                 .lease_end = 0,
                                 .attempt = 1,
                                 .max_attempts = std::nullopt};
-            EXPECT_EQ(decide(seen, row.same_request, now), row.verdict)
+            EXPECT_EQ(decide(seen, SameRequest{row.same_request}, now), row.verdict)
                 << "presence " << static_cast<int>(row.presence) << " expires " << expires
                 << " in_snapshot " << row.in_snapshot << " same_request " << row.same_request
                 << " state " << static_cast<char>(row.state);
@@ -97,7 +97,7 @@ TEST(Decision, KeepsItsInvariants) {
                                                   .lease_end = now,
                                                   .attempt = 1,
                                                   .max_attempts = std::nullopt},
-                                                 same_request, now);
+                                                 SameRequest{same_request}, now);
                         const bool answered = v == V::replay || v == V::failed;
                         EXPECT_FALSE(answered && !same_request);
                         EXPECT_FALSE(answered && !in_snapshot && presence != P::own);
@@ -154,7 +154,7 @@ TEST(Decision, FollowsTheTableOfLeases) {
                             .lease_end = row.lease_end,
                             .attempt = row.attempt,
                             .max_attempts = row.max_attempts};
-        EXPECT_EQ(decide(seen, row.same_request, now), row.verdict)
+        EXPECT_EQ(decide(seen, SameRequest{row.same_request}, now), row.verdict)
             << "presence " << static_cast<int>(row.presence) << " lease_end " << row.lease_end - now
             << " attempt " << row.attempt;
     }
@@ -171,7 +171,7 @@ TEST(Decision, ExtraAttemptsAreAllowedBeyondTheScopesLimit) {
                        .attempt = attempt,
                        .max_attempts = max,
                        .extra_attempts = extra},
-                      true, now);
+                      SameRequest::yes, now);
     };
     EXPECT_EQ(verdict(3, 3, 0), V::exhausted);
     EXPECT_EQ(verdict(3, 3, 1), V::take_over);
@@ -196,7 +196,7 @@ TEST(Claims, AFinishedRecordThatIsReplacedIsAnswered) {
                        .attempt = 1,
                        .max_attempts = std::nullopt,
                        .replaced = true},
-                      same_request, now);
+                      SameRequest{same_request}, now);
     };
     EXPECT_EQ(verdict(P::deleting, done, true, true, false), V::replay);
     EXPECT_EQ(verdict(P::deleting, bad, true, true, false), V::failed);
@@ -239,7 +239,7 @@ TEST(Decision, AnExpiredRowInProgressBindsNothing) {
                       .lease_end = now - 10,
                       .attempt = 3,
                       .max_attempts = 3},
-                     false, now),
+                     SameRequest::no, now),
               V::claim);
 }
 
