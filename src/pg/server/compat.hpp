@@ -206,12 +206,8 @@ inline ResultRelInfo* begin_statement(EState* estate, Relation table) {
     return target;
 }
 
-// A hash table in shared memory that never grows; the key is the first member of an entry.
-template <class Key, class Entry>
-HTAB* shared_hash(const char* name, int entries) {
-    HASHCTL control{};
-    control.keysize = sizeof(Key);
-    control.entrysize = sizeof(Entry);
+// A hash table in shared memory that never grows.
+inline HTAB* shared_hash(const char* name, int entries, HASHCTL& control) {
 #if PG_VERSION_NUM >= 190000
     return ShmemInitHash(name, entries, &control, HASH_ELEM | HASH_BLOBS);
 #else

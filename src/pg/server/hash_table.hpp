@@ -2,11 +2,11 @@
 //
 // The first member of an entry is its key. Keys are compared by their bytes, or as C strings with
 // HASH_STRINGS. Entries never move. The table lives in the memory context that create() is given
-// and is freed with it; the object is a handle, and copying it does not copy the table.
-// Backend-local; no locking.
+// and is freed with it; the object is a handle, and copying it does not copy the table. No locking:
+// the caller locks a table in shared memory.
 #pragma once
 
-#include "pg/server/postgres.hpp"
+#include "pg/server/compat.hpp"
 
 namespace idem::pg {
 
@@ -20,6 +20,14 @@ class HashTable {
         control.entrysize = sizeof(Entry);
         control.hcxt = context;
         table_ = hash_create(name, expected, &control, HASH_ELEM | HASH_CONTEXT | key_kind);
+    }
+
+    // In shared memory, for that many entries; every process attaches to it by its name.
+    void attach(const char* name, int entries) {
+        HASHCTL control{};
+        control.keysize = sizeof(Key);
+        control.entrysize = sizeof(Entry);
+        table_ = compat::shared_hash(name, entries, control);
     }
 
     // NULL when there is no such entry.

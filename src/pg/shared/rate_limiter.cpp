@@ -2,8 +2,8 @@
 
 #include "core/key.hpp"
 #include "core/rate.hpp"
-#include "pg/server/compat.hpp"
 #include "pg/server/guc.hpp"
+#include "pg/server/hash_table.hpp"
 #include "pg/server/report.hpp"
 
 namespace idem::pg {
@@ -45,8 +45,8 @@ struct Shared {
 };
 
 constinit Shared* shared = nullptr;
-constinit HTAB* table = nullptr;
-constinit HTAB* holders = nullptr;
+constinit HashTable<BucketKey, Entry> table;
+constinit HashTable<HolderKey, Occupant> holders;
 constinit LWLock* lock = nullptr;
 
 BucketKey bucket_key(std::int32_t scope_id, std::string_view tenant) {
@@ -54,14 +54,6 @@ BucketKey bucket_key(std::int32_t scope_id, std::string_view tenant) {
     BucketKey key{shared->seed, MyDatabaseId, scope_id, {}};
     std::copy(tenant.begin(), tenant.end(), key.tenant);
     return key;
-}
-
-Entry* search(const BucketKey& key, HASHACTION action) {
-    return static_cast<Entry*>(hash_search(table, &key, action, nullptr));
-}
-
-Occupant* search_holder(const HolderKey& key, HASHACTION action) {
-    return static_cast<Occupant*>(hash_search(holders, &key, action, nullptr));
 }
 
 // The holders of a bucket.
@@ -72,8 +64,7 @@ std::array<HolderKey, 2> holders_of(const BucketKey& key) {
 void count_bucket(const BucketKey& key) {
     for (const HolderKey& holder_key : holders_of(key)) {
         bool found;
-        auto* holder =
-            static_cast<Occupant*>(hash_search(holders, &holder_key, HASH_ENTER, &found));
+        Occupant* holder = holders.enter(holder_key, found);
         if (!found) *holder = {holder_key, 0, PG_INT64_MIN};
         ++holder->buckets;
     }
@@ -81,22 +72,22 @@ void count_bucket(const BucketKey& key) {
 
 void remove_bucket(const BucketKey& key) {
     for (const HolderKey& holder_key : holders_of(key)) {
-        Occupant* holder = search_holder(holder_key, HASH_FIND);
+        Occupant* holder = holders.find(holder_key);
         Assert(holder != nullptr && holder->buckets > 0);
-        if (--holder->buckets == 0) (void)search_holder(holder_key, HASH_REMOVE);
+        if (--holder->buckets == 0) holders.remove(holder_key);
     }
-    (void)search(key, HASH_REMOVE);
+    table.remove(key);
 }
 
 std::int32_t buckets_of(const HolderKey& key) {
-    const Occupant* holder = search_holder(key, HASH_FIND);
+    const Occupant* holder = holders.find(key);
     return holder == nullptr ? 0 : holder->buckets;
 }
 
 // Every bucket that a scope gets takes three from what it may still get: that one is no longer
 // free, and the scope and its database have it.
 Room room_of(const HolderKey& scope) {
-    const auto free = guc::limited_tenants - static_cast<std::int32_t>(hash_get_num_entries(table));
+    const auto free = guc::limited_tenants - static_cast<std::int32_t>(table.size());
     const std::int32_t taken = buckets_of(scope);
     const std::int32_t more = free - buckets_of({scope.database, 0}) - taken;
     return {taken, more <= 0 ? 0 : (more + 2) / 3};
@@ -111,7 +102,7 @@ std::int64_t time_to(TimestampTz until, TimestampTz now) {
 // How long a scope without room stays so: no search is made while none of its own buckets can be
 // removed.
 std::int64_t full_for(const HolderKey& scope, TimestampTz now) {
-    const Occupant* holder = search_holder(scope, HASH_FIND);
+    const Occupant* holder = holders.find(scope);
     const TimestampTz own = holder == nullptr ? PG_INT64_MIN : holder->next_idle;
     return std::max(time_to(own, now), time_to(shared->next_search, now));
 }
@@ -120,27 +111,26 @@ std::int64_t full_for(const HolderKey& scope, TimestampTz now) {
 // searches take a few percent of the time at most.
 void remove_idle(const HolderKey& scope, TimestampTz now) {
     TimestampTz first_idle = PG_INT64_MAX;
-    HASH_SEQ_STATUS status;
-    hash_seq_init(&status, table);
-    while (auto* entry = static_cast<Entry*>(hash_seq_search(&status))) {
-        core::cap_arrival(entry->bucket, now);
-        if (core::is_idle(entry->bucket, now))
-            remove_bucket(entry->key);
-        else if (entry->key.database == scope.database && entry->key.scope_id == scope.scope_id)
-            first_idle = std::min(first_idle, core::idle_from(entry->bucket));
-    }
+    table.for_each([&](Entry& entry) {
+        core::cap_arrival(entry.bucket, now);
+        if (core::is_idle(entry.bucket, now))
+            remove_bucket(entry.key);
+        else if (entry.key.database == scope.database && entry.key.scope_id == scope.scope_id)
+            first_idle = std::min(first_idle, core::idle_from(entry.bucket));
+    });
     shared->next_search = now + guc::limited_tenants;
-    if (Occupant* holder = search_holder(scope, HASH_FIND)) holder->next_idle = first_idle;
+    if (Occupant* holder = holders.find(scope)) holder->next_idle = first_idle;
 }
 
 // Under the exclusive lock. NULL when there is no room.
 Entry* find_or_add(const BucketKey& key, TimestampTz now) {
-    if (Entry* entry = search(key, HASH_FIND)) return entry;
+    if (Entry* entry = table.find(key)) return entry;
     const HolderKey scope{key.database, key.scope_id};
     if (room_of(scope).left == 0 && full_for(scope, now) == 0) remove_idle(scope, now);
     if (room_of(scope).left == 0) return nullptr;
     count_bucket(key);
-    Entry* entry = search(key, HASH_ENTER);
+    bool found;
+    Entry* entry = table.enter(key, found);
     SpinLockInit(&entry->mutex);
     entry->bucket = core::Bucket{};
     return entry;
@@ -160,7 +150,7 @@ Charge charge_bucket(std::int32_t scope_id, std::string_view tenant, std::int32_
     Assert(per_minute >= 1);
     const BucketKey key = bucket_key(scope_id, tenant);
     LWLockAcquire(lock, LW_SHARED);
-    Entry* entry = search(key, HASH_FIND);
+    Entry* entry = table.find(key);
     if (entry == nullptr) {
         LWLockRelease(lock);
         LWLockAcquire(lock, LW_EXCLUSIVE);
@@ -168,8 +158,9 @@ Charge charge_bucket(std::int32_t scope_id, std::string_view tenant, std::int32_
     }
     const Charge result =
         entry != nullptr
-            ? Charge{true, take_token(*entry, per_minute, now)}
-            : Charge{false, std::max<std::int64_t>(full_for({MyDatabaseId, scope_id}, now), 1)};
+            ? Charge{.wait = take_token(*entry, per_minute, now)}
+            : Charge{.has_room = false,
+                     .wait = std::max<std::int64_t>(full_for({MyDatabaseId, scope_id}, now), 1)};
     LWLockRelease(lock);
     return result;
 }
@@ -193,9 +184,8 @@ Size limiter_table_size() {
 void attach_limiter(void* memory, LWLockPadded* locks, bool found) {
     shared = static_cast<Shared*>(memory);
     lock = &locks->lock;
-    table = compat::shared_hash<BucketKey, Entry>("idem_limiter buckets", guc::limited_tenants);
-    holders =
-        compat::shared_hash<HolderKey, Occupant>("idem_limiter holders", 2 * guc::limited_tenants);
+    table.attach("idem_limiter buckets", guc::limited_tenants);
+    holders.attach("idem_limiter holders", 2 * guc::limited_tenants);
     if (found) return;
     if (!pg_strong_random(&shared->seed, sizeof shared->seed)) report::crypto_failure();
     shared->next_search = PG_INT64_MIN;
