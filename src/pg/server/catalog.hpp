@@ -5,8 +5,8 @@
 
 namespace idem::pg {
 
-// Calls visit(dependency) for the rows of pg_depend about an object: those that its index finds by
-// the catalog and the OID in the column with this number and the next.
+// Calls visit(dependency) for the rows of pg_depend about an object, which this index finds by the
+// catalog and the OID in the column with this number and the next.
 template <class Visit>
 void each_dependency(Oid index, AttrNumber column, Oid catalog, Oid object, Visit visit) {
     ScanKeyData keys[2];
@@ -19,6 +19,16 @@ void each_dependency(Oid index, AttrNumber column, Oid catalog, Oid object, Visi
         visit(*reinterpret_cast<const FormData_pg_depend*>(GETSTRUCT(tuple)));
     systable_endscan(scan);
     table_close(depend, AccessShareLock);
+}
+
+// A copy of the fixed part of a row that has an OID; nothing if there is none.
+template <class Form>
+std::optional<Form> find_form(SysCacheIdentifier cache, Oid oid) {
+    HeapTuple tuple = SearchSysCache1(cache, ObjectIdGetDatum(oid));
+    if (!HeapTupleIsValid(tuple)) return std::nullopt;
+    const Form form = *reinterpret_cast<const Form*>(GETSTRUCT(tuple));
+    ReleaseSysCache(tuple);
+    return form;
 }
 
 // Whether the index or the partitioned table calls a function that is not built in.

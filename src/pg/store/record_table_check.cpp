@@ -11,35 +11,17 @@ extern "C" {
 
 namespace idem::pg {
 
-Oid digest_type() {
-    const Oid schema = own_schema();
-    if (!OidIsValid(schema)) return InvalidOid;
-    const Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("key_digest"),
-                                     ObjectIdGetDatum(schema));
-    const bool ours = OidIsValid(type) &&
-                      getExtensionOfObject(TypeRelationId, type) == get_extension_oid("idem", true);
-    return ours ? type : InvalidOid;
-}
-
 namespace {
 
 using Fault = RecordTableFault;
 
 std::optional<FormData_pg_class> pg_class_of(Oid relation) {
-    HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
-    if (!HeapTupleIsValid(tuple)) return std::nullopt;
-    const FormData_pg_class form = *reinterpret_cast<const FormData_pg_class*>(GETSTRUCT(tuple));
-    ReleaseSysCache(tuple);
-    return form;
+    return find_form<FormData_pg_class>(RELOID, relation);
 }
 
 Oid owner_of_schema() {
-    Oid owner = InvalidOid;
-    HeapTuple tuple = SearchSysCache1(NAMESPACEOID, ObjectIdGetDatum(own_schema()));
-    if (!HeapTupleIsValid(tuple)) return owner;
-    owner = reinterpret_cast<const FormData_pg_namespace*>(GETSTRUCT(tuple))->nspowner;
-    ReleaseSysCache(tuple);
-    return owner;
+    const auto schema = find_form<FormData_pg_namespace>(NAMESPACEOID, own_schema());
+    return schema ? schema->nspowner : InvalidOid;
 }
 
 const char* role_in_words(Oid role) {
@@ -82,23 +64,6 @@ Fault owner_fault(Oid relation, const FormData_pg_class& form, Oid owner) {
             psprintf("ALTER TABLE %s OWNER TO %s", qualified_name(relation), quoted_role(owner)),
             Fault::owner};
 }
-
-}  // namespace
-
-RecordTableFault outward_fault(Oid table) {
-    const auto form = pg_class_of(table);
-    if (!form)
-        return {psprintf("There is no table with OID %u. It may have been dropped.", table),
-                "Name an existing table in idem.use_records().", Fault::gone};
-    if (marked_column(table, form->relnatts) == nullptr)
-        return {"It has no column of the type idem.key_digest.",
-                "Choose a table that idem.create_record_table() has created.", Fault::unmarked};
-    if (const Fault fault = kind_fault(table, *form)) return fault;
-    const auto common = pg_class_of(table_oid(Table::record));
-    return owner_fault(table, *form, common ? common->relowner : InvalidOid);
-}
-
-namespace {
 
 // ---- Who may change it --------------------------------------------------------------------------
 
@@ -318,14 +283,8 @@ Fault skipped_fault(Relation relation) {
 // The constraint of the index, unless it is the primary key. The constraint says so itself, because
 // REINDEX CONCURRENTLY may move it to another index after the relation cache was read.
 const char* other_constraint(Oid index) {
-    const Oid constraint = get_index_constraint(index);
-    HeapTuple tuple = SearchSysCache1(CONSTROID, ObjectIdGetDatum(constraint));
-    if (!HeapTupleIsValid(tuple)) return nullptr;
-    const auto* form = reinterpret_cast<const FormData_pg_constraint*>(GETSTRUCT(tuple));
-    const char* name =
-        form->contype == CONSTRAINT_PRIMARY ? nullptr : pstrdup(NameStr(form->conname));
-    ReleaseSysCache(tuple);
-    return name;
+    const auto form = find_form<FormData_pg_constraint>(CONSTROID, get_index_constraint(index));
+    return !form || form->contype == CONSTRAINT_PRIMARY ? nullptr : pstrdup(NameStr(form->conname));
 }
 
 Fault indexes_fault(Relation relation) {
@@ -368,6 +327,29 @@ Fault missing_index(Relation relation) {
 }
 
 }  // namespace
+
+Oid digest_type() {
+    const Oid schema = own_schema();
+    if (!OidIsValid(schema)) return InvalidOid;
+    const Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("key_digest"),
+                                     ObjectIdGetDatum(schema));
+    const bool ours = OidIsValid(type) &&
+                      getExtensionOfObject(TypeRelationId, type) == get_extension_oid("idem", true);
+    return ours ? type : InvalidOid;
+}
+
+RecordTableFault outward_fault(Oid table) {
+    const auto form = pg_class_of(table);
+    if (!form)
+        return {psprintf("There is no table with OID %u. It may have been dropped.", table),
+                "Name an existing table in idem.use_records().", Fault::gone};
+    if (marked_column(table, form->relnatts) == nullptr)
+        return {"It has no column of the type idem.key_digest.",
+                "Choose a table that idem.create_record_table() has created.", Fault::unmarked};
+    if (const Fault fault = kind_fault(table, *form)) return fault;
+    const auto common = pg_class_of(table_oid(Table::record));
+    return owner_fault(table, *form, common ? common->relowner : InvalidOid);
+}
 
 RecordTableFault fault_of_own(Relation relation, int written) {
     const Oid table = RelationGetRelid(relation);

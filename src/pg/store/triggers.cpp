@@ -11,16 +11,9 @@ constinit Prepare* prepare_to_fire = nullptr;
 constexpr int any_event = TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE;
 
 int trigger_event(CmdType command) {
-    switch (command) {
-        case CMD_INSERT:
-            return TRIGGER_TYPE_INSERT;
-        case CMD_UPDATE:
-            return TRIGGER_TYPE_UPDATE;
-        case CMD_DELETE:
-            return TRIGGER_TYPE_DELETE;
-        default:
-            elog(ERROR, "unexpected command %d", static_cast<int>(command));
-    }
+    Assert(command == CMD_INSERT || command == CMD_UPDATE || command == CMD_DELETE);
+    if (command == CMD_INSERT) return TRIGGER_TYPE_INSERT;
+    return command == CMD_UPDATE ? TRIGGER_TYPE_UPDATE : TRIGGER_TYPE_DELETE;
 }
 
 // As the server decides it, by the setting session_replication_role.
@@ -76,22 +69,17 @@ void queue_events(EState* estate, ResultRelInfo* target, CmdType command, ItemPo
                   TupleTableSlot* new_row) {
     TransitionCaptureState* rows = MakeTransitionCaptureState(
         target->ri_TrigDesc, RelationGetRelid(target->ri_RelationDesc), command);
-    switch (command) {
-        case CMD_INSERT:
-            ExecARInsertTriggers(estate, target, new_row, NIL, rows);
-            ExecASInsertTriggers(estate, target, rows);
-            break;
-        case CMD_UPDATE:
-            ExecARUpdateTriggers(estate, target, nullptr, nullptr, old_row, nullptr, new_row, NIL,
-                                 rows, false);
-            ExecASUpdateTriggers(estate, target, rows);
-            break;
-        case CMD_DELETE:
-            ExecARDeleteTriggers(estate, target, old_row, nullptr, rows, false);
-            ExecASDeleteTriggers(estate, target, rows);
-            break;
-        default:
-            elog(ERROR, "unexpected command %d", static_cast<int>(command));
+    if (command == CMD_INSERT) {
+        ExecARInsertTriggers(estate, target, new_row, NIL, rows);
+        ExecASInsertTriggers(estate, target, rows);
+    } else if (command == CMD_UPDATE) {
+        ExecARUpdateTriggers(estate, target, nullptr, nullptr, old_row, nullptr, new_row, NIL, rows,
+                             false);
+        ExecASUpdateTriggers(estate, target, rows);
+    } else {
+        Assert(command == CMD_DELETE);
+        ExecARDeleteTriggers(estate, target, old_row, nullptr, rows, false);
+        ExecASDeleteTriggers(estate, target, rows);
     }
 }
 

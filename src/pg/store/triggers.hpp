@@ -1,6 +1,6 @@
 // The triggers of tables whose rows idem writes without the executor: pg/store/table calls this for
-// every row that it inserts, updates or deletes. Tools rely on them: those that audit changes, and
-// those that rebuild a table beside its readers and carry over what changes meanwhile.
+// every row that it inserts, updates or deletes. Tools that audit changes rely on them, and
+// tools that rebuild a table beside its readers and carry over what changes meanwhile.
 //
 // AFTER triggers fire, of rows and of statements, as for a statement of the caller's that writes
 // the one row. They have fired when the write returns, except for deferred ones. Each write opens a
