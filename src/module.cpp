@@ -29,20 +29,13 @@ namespace {
 extern "C" {
 
 static void at_transaction_event(XactEvent event, void*) {
-    switch (event) {
-        case XACT_EVENT_PRE_COMMIT:
-        case XACT_EVENT_PRE_PREPARE:
-            return prepare_commit(event == XACT_EVENT_PRE_PREPARE);
-        case XACT_EVENT_COMMIT:
-        case XACT_EVENT_ABORT:
-        case XACT_EVENT_PREPARE:
-            end_waits(event == XACT_EVENT_COMMIT);
-            forget_claims();
-            forget_choices();
-            forget_held_locks();
-            return;
-        default:
-            return;
+    if (event == XACT_EVENT_PRE_COMMIT || event == XACT_EVENT_PRE_PREPARE)
+        prepare_commit(event == XACT_EVENT_PRE_PREPARE);
+    if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT || event == XACT_EVENT_PREPARE) {
+        end_waits(event == XACT_EVENT_COMMIT);
+        forget_claims();
+        forget_choices();
+        forget_held_locks();
     }
 }
 
@@ -113,9 +106,10 @@ void _PG_init(void) {
     using namespace idem::pg;
     guc::define();
     init_tables();
-    init_version();
-    init_scopes();
-    init_secrets();
+    on_invalidation(Table::record, forget_version);
+    on_invalidation(Table::scope, forget_scopes);
+    on_invalidation(Table::secret, forget_secrets);
+    on_firing(keep_scopes);
     init_test_seam();
     RegisterXactCallback(at_transaction_event, nullptr);
     RegisterSubXactCallback(at_savepoint_event, nullptr);

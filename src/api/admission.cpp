@@ -78,8 +78,24 @@ pg::Charge charge_new_key(const pg::Scope& scope, std::string_view tenant, std::
 }
 
 void refuse_limited(const pg::Scope& scope, const pg::Charge& charge) {
-    if (!charge.has_room) report::too_many_tenants(scope.name, charge.wait);
-    report::too_many_claims_per_minute(scope.name, *scope.claims_per_minute, charge.wait);
+    const double seconds = report::seconds_of(charge.wait);
+    if (charge.has_room)
+        ereport(ERROR, (report::own_error("limit_exceeded"), report::errretry(charge.wait),
+                        errmsg("too many new claims in scope \"%s\"", scope.name),
+                        errdetail("The scope allows %d new claims per minute per tenant.",
+                                  *scope.claims_per_minute),
+                        errhint("Retry with the same key after %.1f seconds. Retries of finished "
+                                "operations are still answered.",
+                                seconds)));
+    ereport(ERROR,
+            (report::own_error("limit_exceeded"), report::errretry(charge.wait),
+             errmsg("too many tenants in scope \"%s\"", scope.name),
+             errdetail("The claims of each tenant are counted for \"claims_per_minute\", and the "
+                       "scope has its share of the places for that. Other tenants are not "
+                       "affected."),
+             errhint("Retry with the same key after %.1f seconds. An administrator can raise "
+                     "\"idem.limited_tenants\"; idem.stats shows how many tenants are counted.",
+                     seconds)));
 }
 
 void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,

@@ -87,7 +87,7 @@ IDEM_FUNCTION(idem_stats_reset) {
     if (const auto name = pg::text_arg(fcinfo, 0)) {
         const pg::Scope* scope = pg::find_scope(*name);
         if (scope == nullptr)
-            report::unknown_scope(*name, pg::nearest_scope(*name), nullptr, false);
+            report::unknown_scope(*name, pg::nearest_scope(*name), nullptr, report::Creatable::no);
         scope_id = scope->id;
     }
     pg::reset_stats(scope_id);

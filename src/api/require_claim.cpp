@@ -48,7 +48,7 @@ char* quoted_list(Names names) {
                 name, pg::nearest_scope(name),
                 psprintf("Trigger \"%s\" of table \"%s\" names this scope.",
                          data.tg_trigger->tgname, RelationGetRelationName(relation)),
-                true);
+                report::Creatable::yes);
     // The fields name the table, and therefore the table's schema and not idem's.
     constexpr report::OwnError own("claim_required");
     ereport(

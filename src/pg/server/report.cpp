@@ -130,37 +130,18 @@ void digest_collision() {
                     errhint("Use another key.")));
 }
 
-void unknown_scope(std::string_view name, const char* nearest, const char* detail, bool creatable) {
+void unknown_scope(std::string_view name, const char* nearest, const char* detail,
+                   Creatable creatable) {
     ereport(ERROR,
             (own_error("unknown_scope"), errmsg("scope \"%s\" does not exist", c_string(name)),
              detail != nullptr ? errdetail_internal("%s", detail)
                                : errdetail("No scope in this database has that name."),
              nearest != nullptr ? errhint("Perhaps you meant the scope \"%s\".", nearest)
-             : creatable ? errhint("Create the scope first with idem.create_scope(), or use one of "
-                                   "the scopes that idem.scopes lists.")
-                         : errhint("Check the name. idem.scopes lists the scopes that you may "
-                                   "use.")));
-}
-
-void too_many_claims_per_minute(const char* scope, std::int32_t limit, std::int64_t retry_after) {
-    ereport(ERROR, (own_error("limit_exceeded"), errretry(retry_after),
-                    errmsg("too many new claims in scope \"%s\"", scope),
-                    errdetail("The scope allows %d new claims per minute per tenant.", limit),
-                    errhint("Retry with the same key after %.1f seconds. Retries of finished "
-                            "operations are still answered.",
-                            seconds_of(retry_after))));
-}
-
-void too_many_tenants(const char* scope, std::int64_t retry_after) {
-    ereport(ERROR,
-            (own_error("limit_exceeded"), errretry(retry_after),
-             errmsg("too many tenants in scope \"%s\"", scope),
-             errdetail("The claims of each tenant are counted for \"claims_per_minute\", and the "
-                       "scope has its share of the places for that. Other tenants are not "
-                       "affected."),
-             errhint("Retry with the same key after %.1f seconds. An administrator can raise "
-                     "\"idem.limited_tenants\"; idem.stats shows how many tenants are counted.",
-                     seconds_of(retry_after))));
+             : creatable == Creatable::yes
+                 ? errhint("Create the scope first with idem.create_scope(), or use one of "
+                           "the scopes that idem.scopes lists.")
+                 : errhint("Check the name. idem.scopes lists the scopes that you may "
+                           "use.")));
 }
 
 void missing_argument(const char* name) {

@@ -66,13 +66,10 @@ void log_transition(const char* what, std::string_view scope, std::string_view t
 [[noreturn]] void digest_collision();
 
 // nearest: a scope of the caller's with a similar name, or NULL. detail: where the name stands,
-// NULL for an argument. creatable: the call would succeed if the scope existed.
+// NULL for an argument.
+enum class Creatable : bool { no, yes };  // yes: the call would succeed if the scope existed
 [[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
-                                bool creatable);
-
-[[noreturn]] void too_many_tenants(const char* scope, std::int64_t retry_after);
-[[noreturn]] void too_many_claims_per_minute(const char* scope, std::int32_t limit,
-                                             std::int64_t retry_after);
+                                Creatable creatable);
 
 // An argument that has no default is NULL.
 [[noreturn]] void missing_argument(const char* name);

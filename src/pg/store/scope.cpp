@@ -26,15 +26,6 @@ constinit const Scope* latest = nullptr;  // what the last lookup found: most se
 constinit MemoryContext kept_context = nullptr;  // until the transaction ends, if it is outdated
 constinit bool valid = false;  // set before anything is read: a change meanwhile resets it
 
-void forget_scopes() {
-    valid = false;
-    forget_version();
-}
-
-void keep_scopes() {
-    kept_context = cache_context;
-}
-
 // An outdated cache is freed only here, at the start of a lookup: an invalidation may arrive while
 // a scope is in use. One that triggers have fired upon may be in use by the call that has fired
 // them. Accepting invalidations makes a change effective at once, even in the middle
@@ -105,10 +96,10 @@ const Scope* read_into_cache(Name name) {
 }
 
 // Functions that would have started an operation in the scope if it existed.
-bool begins_something(std::string_view function) {
+report::Creatable begins_something(std::string_view function) {
     constexpr std::array<std::string_view, 6> functions = {"claim", "try_claim", "execute",
                                                            "once",  "once_each", "advance"};
-    return std::ranges::find(functions, function) != functions.end();
+    return report::Creatable{std::ranges::find(functions, function) != functions.end()};
 }
 
 // Membership in a superuser, or in the owner of the tables of records and secrets, is more than the
@@ -144,9 +135,13 @@ char* membership_hint(const char* scope, Oid owner, const char* owner_name) {
 
 }  // namespace
 
-void init_scopes() {
-    on_invalidation(Table::scope, forget_scopes);
-    on_firing(keep_scopes);
+void forget_scopes() {
+    valid = false;
+    forget_version();
+}
+
+void keep_scopes() {
+    kept_context = cache_context;
 }
 
 const Scope* find_scope(std::string_view name) {

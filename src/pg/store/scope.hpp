@@ -40,6 +40,8 @@ const Scope& usable_scope(std::optional<std::string_view> name, const char* func
 // user of the scope, or a member of pg_monitor.
 bool may_observe(Oid owner);
 
-void init_scopes();
+// The first when idem.scope has changed, the second before triggers fire.
+void forget_scopes();
+void keep_scopes();
 
 }  // namespace idem::pg

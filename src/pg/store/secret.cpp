@@ -28,12 +28,6 @@ constinit StoredSecret older{};
 // were read already, so only what was read without one is cached.
 constinit std::uint64_t invalidations = 0;
 
-void forget_secrets() {
-    ++invalidations;
-    cached = false;
-    older.id = seed_id;
-}
-
 core::Secret secret_of(Datum value) {
     const bytea* bytes = DatumGetByteaPP(value);
     core::Secret secret{};
@@ -86,8 +80,10 @@ void make_secret(Relation relation, std::int32_t id) {
 
 }  // namespace
 
-void init_secrets() {
-    on_invalidation(Table::secret, forget_secrets);
+void forget_secrets() {
+    ++invalidations;
+    cached = false;
+    older.id = seed_id;
 }
 
 const Secrets& secrets() {

@@ -35,6 +35,6 @@ void create_secrets();
 
 std::int32_t rotate_fingerprint_secret();
 
-void init_secrets();
+void forget_secrets();
 
 }  // namespace idem::pg

@@ -51,10 +51,6 @@ std::strong_ordering order_to(const char* objects) {
 
 }  // namespace
 
-void init_version() {
-    on_invalidation(Table::record, forget_version);
-}
-
 void forget_version() {
     new_enough = false;
 }

@@ -13,7 +13,6 @@ namespace idem::pg {
 
 extern const char* const library_version;  // in module.cpp
 
-void init_version();
 void forget_version();
 
 // How the library compares with the objects, as the catalog has them now. Without the extension,
