@@ -220,7 +220,7 @@ TenantCall read_tenant_call(FunctionCallInfo fcinfo, const char* function, Chang
     const auto scope_name = pg::text_arg(fcinfo, arg_scope);
     const auto tenant = pg::text_arg(fcinfo, 1);
     if (!tenant) report::missing_argument("tenant");
-    const bool force = force_arg(fcinfo, 2);
+    const bool force = switch_arg(fcinfo, 2, "force");
     if (!scope_name && change == erase) return everywhere(checked_tenant(tenant), force, function);
     const pg::Scope& scope = pg::usable_scope(scope_name, function);
     return {&scope, tenant_in(scope, checked_tenant(tenant)), force, change};
@@ -315,14 +315,12 @@ std::optional<std::int64_t> reset_stream(const pg::Key& source, std::optional<st
     return mark.seq;
 }
 
-// ---- The SQL functions --------------------------------------------------------------------------
-
 constexpr int arg_tenant = 2;
 constexpr int arg_force = 3;
 
 Datum change_key(FunctionCallInfo fcinfo, const char* function, Change* change) {
     require_writable(function);
-    const bool force = force_arg(fcinfo, arg_force);
+    const bool force = switch_arg(fcinfo, arg_force, "force");
     const KeyCall call = read_key(fcinfo, arg_tenant, function);
     const bool changed = change(call.scope, call.key, force);
     if (!changed) require_tenant(*call.scope, call.key.tenant);

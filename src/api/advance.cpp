@@ -29,8 +29,7 @@ struct Call : KeyCall {
 Call read_advance_call(FunctionCallInfo fcinfo) {
     const auto seq = pg::value_arg<std::int64_t>(fcinfo, 2);
     if (!seq) report::missing_argument("seq");
-    const auto contiguous = pg::value_arg<bool>(fcinfo, 4);
-    if (!contiguous) report::null_argument("contiguous");
+    const bool contiguous = switch_arg(fcinfo, 4, "contiguous");
     const KeyCall call = read_source(fcinfo, "advance");
     // The watermark would stay where it is when the scope's records are moved.
     if (call.scope->records)
@@ -41,7 +40,7 @@ Call read_advance_call(FunctionCallInfo fcinfo) {
                            "the table idem.watermark, and would stay behind."),
                  errhint("Call idem.once() with the key of each message, or idem.advance() in a "
                          "scope whose records are in idem.record.")));
-    return {call, *seq, *contiguous};
+    return {call, *seq, contiguous};
 }
 
 // Remembers the source as a finished claim whose token is never handed out: its lock counts as one

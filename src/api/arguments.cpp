@@ -139,10 +139,10 @@ std::string_view checked_tenant(std::optional<std::string_view> tenant) {
     return meant;
 }
 
-bool force_arg(FunctionCallInfo fcinfo, int n) {
-    const auto force = pg::value_arg<bool>(fcinfo, n);
-    if (!force) report::null_argument("force");
-    return *force;
+bool switch_arg(FunctionCallInfo fcinfo, int n, const char* name) {
+    const auto given = pg::value_arg<bool>(fcinfo, n);
+    if (!given) report::null_argument(name);
+    return *given;
 }
 
 void require_tenant(const pg::Scope& scope, std::string_view tenant) {

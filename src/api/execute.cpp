@@ -80,11 +80,13 @@ Jsonb* run_operation(Oid operation, Jsonb* request) {
     return response;
 }
 
-Result execute_row(const pg::Record& record, bool replayed) {
+enum class Replayed : bool { no, yes };
+
+Result execute_row(const pg::Record& record, Replayed replayed) {
     const bool completed = record.state() == core::State::completed;
     Result row;
     row.set_text(column_outcome, completed ? "completed" : "failed");
-    row.set(column_replayed, BoolGetDatum(replayed));
+    row.set(column_replayed, BoolGetDatum(replayed == Replayed::yes));
     row.set_pointer(column_response, record.response());
     row.set_pointer(column_error, record.error());
     row.set(column_redacted, BoolGetDatum(record.redacted()));
@@ -108,13 +110,13 @@ Result run_claimed(pg::Claim& claim, Oid operation, Jsonb* request) {
         Jsonb* stored = pg::failure_of(*error);
         Assert(pg::failure_member(stored, "sqlstate") != nullptr);
         return execute_row(finish_atomic(claim, {.state = core::State::failed, .error = stored}),
-                           false);
+                           Replayed::no);
     }
     pg::NewRecord record =
         finish_atomic(claim, {.state = core::State::completed, .response = response});
     record.set_response(response);  // the first caller gets all of it
     record.set_redacted(false);
-    return execute_row(record, false);
+    return execute_row(record, Replayed::no);
 }
 
 // The operation is checked again: it may have been dropped during the wait for the key. The scope
@@ -125,7 +127,7 @@ Result execute(FunctionCallInfo fcinfo) {
     if (claim.outcome == Outcome::claimed)
         return run_claimed(*claim.claim, checked_operation(fcinfo), call.request);
     if (claim.outcome == Outcome::completed || claim.outcome == Outcome::failed)
-        return execute_row(claim.record, true);
+        return execute_row(claim.record, Replayed::yes);
     refuse_claim(call, claim);
 }
 

@@ -162,8 +162,6 @@ pg::NewRecord finish_atomic(pg::Claim& claim, const Answer& answer) {
     return record;
 }
 
-// ---- The SQL functions --------------------------------------------------------------------------
-
 IDEM_FUNCTION(idem_complete) {
     require_writable("complete", read_by_lookup);
     Answer answer = read_answer(fcinfo, core::State::completed);

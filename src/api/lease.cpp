@@ -139,8 +139,6 @@ void check_usable(const core::Token& token) {
         (void)pg::claim_of_token(token);
 }
 
-// ---- The SQL functions --------------------------------------------------------------------------
-
 IDEM_FUNCTION(idem_renew) {
     require_writable("renew", read_by_lookup);
     const auto lease = pg::duration_arg(fcinfo, 1, "lease", pg::Sign::positive);

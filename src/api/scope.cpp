@@ -153,15 +153,14 @@ IDEM_FUNCTION(idem_create_scope) {
     pg::ScopeRow row = pg::new_scope(*name);
     read_settings(fcinfo, Purpose::create, row);
     pg::change_owner(row, PG_ARGISNULL(arg_owner) ? GetUserId() : PG_GETARG_OID(arg_owner));
-    const auto if_not_exists = pg::value_arg<bool>(fcinfo, arg_last);
-    if (!if_not_exists) report::null_argument("if_not_exists");
-    if (pg::insert_scope(row, *if_not_exists)) pg::create_secrets();
+    const bool if_not_exists = switch_arg(fcinfo, arg_last, "if_not_exists");
+    if (pg::insert_scope(row, if_not_exists)) pg::create_secrets();
     PG_RETURN_VOID();
 }
 
 IDEM_FUNCTION(idem_alter_scope) {
     require_writable("alter_scope");
-    const bool force = force_arg(fcinfo, arg_last);
+    const bool force = switch_arg(fcinfo, arg_last, "force");
     pg::StoredScope scope = pg::stored_scope(locked_scope(fcinfo, "alter_scope"));
     const pg::ScopeRow before = scope.row;
     read_settings(fcinfo, Purpose::alter, scope.row);
@@ -182,7 +181,7 @@ IDEM_FUNCTION(idem_scope_ddl) {
 // The scope's records expire at once, because no scope has their id any more.
 IDEM_FUNCTION(idem_drop_scope) {
     require_writable("drop_scope");
-    const bool force = force_arg(fcinfo, 1);
+    const bool force = switch_arg(fcinfo, 1, "force");
     const std::int32_t scope = locked_scope(fcinfo, "drop_scope");
     refuse_open_claim(scope);
     if (!force) check_droppable(scope, *pg::text_arg(fcinfo, arg_name));
