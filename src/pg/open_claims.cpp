@@ -19,7 +19,7 @@ struct Claims {
     int count;  // with a key lock
     int open;   // atomic and open
     bool durable;
-    SubTransactionId latest;  // the innermost subtransaction of those that have changed a claim
+    SubTransactionId latest;  // the innermost subtransaction that has changed a claim
     std::array<Claim*, 64> buckets;
 };
 

@@ -75,7 +75,7 @@ struct Purge {
     bool timed_out;        // reading it: what follows is for the next step
     MemoryContext memory;  // for one row
     PurgeResult result;
-    HashTable<std::int32_t, KnownScope> scopes;  // those that exist, and those that were dropped
+    HashTable<std::int32_t, KnownScope> scopes;  // that exist, and that were dropped
 
     bool is_full() const {
         return result.purged == limits.records || result.blocks == limits.blocks || timed_out;
@@ -90,9 +90,9 @@ void learn_scopes(Purge& purge) {
     scan_committed(Table::scope, [&scopes](TupleTableSlot* slot) {
         bool known;
         KnownScope* scope = scopes.enter(scope_row::id_of(slot), known);
-        scope->dropped = false;
-        scope->answer_ttl = scope_row::answer_ttl(slot);
-        scope->deleted = 0;
+        *scope = {scope->id, false, std::nullopt, 0};
+        const auto answer_ttl = scope_row::column(slot, scope_row::column_of("answer_ttl"));
+        if (answer_ttl) read_value(scope->answer_ttl, *answer_ttl);
     });
     const List* dropped = dropped_scopes();
     for (int i = 0; i < list_length(dropped); ++i) {

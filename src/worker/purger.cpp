@@ -54,12 +54,11 @@ void end() {
 
 // Includes the scopes that other transactions are creating or dropping, whether or not they commit.
 List* existing_scopes() {
-    using namespace pg::scope_row;
     SnapshotData dirty;
     InitDirtySnapshot(dirty);
     List* ids = NIL;
     pg::scan_table(pg::Table::scope, &dirty, [&ids](TupleTableSlot* slot) {
-        ids = lappend_int(ids, DatumGetInt32(*column(slot, column_id)));
+        ids = lappend_int(ids, pg::scope_row::id_of(slot));
     });
     return ids;
 }

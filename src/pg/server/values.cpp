@@ -1,7 +1,5 @@
 #include "pg/server/values.hpp"
 
-#include <bit>
-
 #include "core/duration.hpp"
 #include "pg/server/compat.hpp"
 

@@ -23,9 +23,8 @@ std::optional<std::int64_t> statement_time_left() {
     return get_timeout_finish_time(STATEMENT_TIMEOUT) - GetCurrentTimestamp();
 }
 
-int milliseconds_until(std::int64_t deadline) {
-    const std::int64_t left = deadline - steady_now();
-    return static_cast<int>(std::clamp<std::int64_t>((left + 999) / 1000, 1, INT_MAX));
+int milliseconds_of(std::int64_t usecs) {
+    return static_cast<int>(std::clamp<std::int64_t>((usecs + 999) / 1000, 1, INT_MAX));
 }
 
 // Waits for a lock, in a subtransaction with a lock_timeout of its own, because LockAcquire() can
@@ -52,8 +51,8 @@ bool wait_in_subtransaction(int milliseconds, Wait wait) {
 }  // namespace
 
 void wait_on_latch(std::int64_t usecs, std::uint32_t wait_event) {
-    const auto ms = static_cast<long>(std::clamp<std::int64_t>((usecs + 999) / 1000, 1, INT_MAX));
-    (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, ms, wait_event);
+    (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+                    milliseconds_of(usecs), wait_event);
     ResetLatch(MyLatch);
 }
 
@@ -86,7 +85,7 @@ bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode) {
         (void)LockAcquire(at, mode, false, false);
         if (mode == ShareLock) LockRelease(at, mode, false);
     };
-    if (wait_in_subtransaction(milliseconds_until(deadline_), wait)) return true;
+    if (wait_in_subtransaction(milliseconds_of(deadline_ - steady_now()), wait)) return true;
     if (end_ == core::WaitEnd::lock_timeout) raise_lock_timeout();
     return false;
 }
@@ -94,7 +93,7 @@ bool WaitBound::acquire(const LOCKTAG& tag, LOCKMODE mode) {
 void WaitBound::wait_briefly_for(const VirtualTransactionId& transaction) {
     Assert(deadline_ != 0);
     constexpr int longest = longest_look_away / 1000;
-    (void)wait_in_subtransaction(std::min(milliseconds_until(deadline_), longest),
+    (void)wait_in_subtransaction(std::min(milliseconds_of(deadline_ - steady_now()), longest),
                                  [transaction] { (void)VirtualXactLock(transaction, true); });
 }
 

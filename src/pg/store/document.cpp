@@ -101,7 +101,7 @@ void write_scalar(CanonicalForm& form, const JsonbValue& value) {
             return form.string(string_of(value));
         case jbvNumeric:
             return write_number(form, value.val.numeric);
-        default:
+        default:  // a container, or a type of a later server
             elog(ERROR, "unexpected jsonb value type %d", static_cast<int>(value.type));
     }
 }
@@ -122,7 +122,7 @@ void write(CanonicalForm& form, Jsonb* request, PathList exclude) {
                 return form.end_object();
             case WJB_KEY:
                 return form.member(string_of(value));
-            default:
+            default:  // WJB_VALUE or WJB_ELEM, whose type write_scalar() checks
                 return write_scalar(form, value);
         }
     };

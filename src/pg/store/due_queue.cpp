@@ -88,16 +88,15 @@ void DueQueue::search(const std::optional<Due>& after) {
     next_due_ = DT_NOEND;
     begin_list(filter_);
     const Records records(filter_.table, Access::read);
-    UnfinishedSearch search(records.table(), filter_.scope_id);
-    while (const auto row = search.next()) {
-        const Due due{row->lease_end().value_or(0), row->digest()};
-        if (!is_wanted(*row, filter_, now)) continue;
+    for_each_unfinished(records.table(), filter_.scope_id, [&, this](const Record& row) {
+        const Due due{row.lease_end().value_or(0), row.digest()};
+        if (!is_wanted(row, filter_, now)) return true;
         if (due.since > now)
             next_due_ = std::min(next_due_, due.since);
         else if ((!after || *after < due) && !add_to_heap(due))
             has_more_ = true;
-    }
-    search.end();
+        return true;
+    });
     records.close();
     std::sort_heap(list.due.data(), list.due.data() + list.size);
     list.at = now;

@@ -2,10 +2,10 @@
 //
 // An operation is due when its lease has ended, or the time for which it was released has passed,
 // and it has attempts left. A search reads all unfinished operations of the scope, due or not, and
-// lists those that have been due longest. Because what becomes due later is younger, the session
-// goes on with the list in its next calls, for a second at most, unless what it took was rolled
-// back, and so is due again. Nothing on the list is a fact: the caller takes the key lock, reads
-// the row again and decides by that.
+// lists the operations that have been due longest. Because what becomes due later is younger, the
+// session goes on with the list in its next calls, for a second at most, unless what it took was
+// rolled back, and so is due again. Nothing on the list is a fact: the caller takes the key lock,
+// reads the row again and decides by that.
 //
 // Backend-local; no locking.
 #pragma once
@@ -27,9 +27,7 @@ struct Due {
     TimestampTz since;
     core::Digest digest;
 
-    bool operator<(const Due& other) const {
-        return since == other.since ? digest < other.digest : since < other.since;
-    }
+    auto operator<=>(const Due&) const = default;
 };
 
 class DueQueue {

@@ -18,7 +18,7 @@ constexpr const char* changed_meanwhile =
 
 Datum new_uuid(const core::Uuid& bytes) {
     auto* uuid = static_cast<pg_uuid_t*>(palloc(sizeof(pg_uuid_t)));
-    *uuid = uuid_of(bytes);
+    *uuid = std::bit_cast<pg_uuid_t>(bytes);
     return UUIDPGetDatum(uuid);
 }
 
@@ -208,29 +208,11 @@ void Record::free() const {
     if (values_ != nullptr) pfree(values_);
 }
 
-core::Digest Record::digest() const {
-    core::Digest digest;
-    memcpy(digest.data(), DatumGetUUIDP(*column(column_digest))->data, digest.size());
-    return digest;
-}
-
 std::string_view Record::key() const {
     const auto uuid = column(column_key_uuid);
     if (!uuid) return text_in(column_key);
-    core::Uuid bytes;
-    memcpy(bytes.data(), DatumGetUUIDP(*uuid)->data, bytes.size());
-    const core::UuidText text = core::uuid_text(bytes);
+    const core::UuidText text = core::uuid_text(std::bit_cast<core::Uuid>(*DatumGetUUIDP(*uuid)));
     return {static_cast<char*>(memcpy(palloc(text.size()), text.data(), text.size())), text.size()};
-}
-
-varlena* Record::stored_request() const {
-    const auto value = column(column_request);
-    return value ? reinterpret_cast<varlena*>(DatumGetPointer(*value)) : nullptr;
-}
-
-std::optional<TimestampTz> Record::completed_at() const {
-    if (!is_finished()) return std::nullopt;
-    return core::answered_at(created(), lease_end());
 }
 
 bool Record::is_of(const Key& other) const {
@@ -370,27 +352,14 @@ std::optional<Key> key_behind(Oid table, const core::Digest& digest) {
 }
 
 // An index that REINDEX has made is as good as the one that it replaces, so the index is looked up
-// for each search.
-UnfinishedSearch::UnfinishedSearch(Relation table, std::int32_t scope_id) {
+// for each search. Despite its name, this scan serves any table, with an index or without.
+SysScanDesc begin_unfinished_search(Relation table, std::int32_t scope_id) {
     const int first = has_tenant_column(RelationGetDescr(table)) ? 2 : 1;
     const auto scopes = static_cast<AttrNumber>(first + Record::column_scope);
     const Oid index = find_unfinished_index(table);
     ScanKeyData key;
     ScanKeyInit(&key, scopes, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(scope_id));
-    scan_ = systable_beginscan(table, index, OidIsValid(index), SnapshotSelf, 1, &key);
-}
-
-void UnfinishedSearch::end() {
-    systable_endscan(scan_);
-}
-
-std::optional<Record> UnfinishedSearch::next() {
-    while (HeapTupleIsValid(systable_getnext(scan_))) {
-        CHECK_FOR_INTERRUPTS();
-        const Record record(scan_->slot);
-        if (!record.is_finished()) return record;
-    }
-    return std::nullopt;
+    return systable_beginscan(table, index, OidIsValid(index), SnapshotSelf, 1, &key);
 }
 
 std::optional<ResumableOperation> resumable_operation(std::int32_t scope_id) {
@@ -400,13 +369,11 @@ std::optional<ResumableOperation> resumable_operation(std::int32_t scope_id) {
     for (int i = 0; i < list_length(tables) && !found; ++i) {
         Relation table = try_open_records(list_nth_oid(tables, i), AccessShareLock);
         if (table == nullptr) continue;
-        UnfinishedSearch search(table, scope_id);
-        while (const auto row = search.next()) {
-            if (row->expires() <= now || row->recovery_point() == nullptr) continue;
-            found = {text_to_cstring(text_of(row->key())), text_to_cstring(row->recovery_point())};
-            break;
-        }
-        search.end();
+        for_each_unfinished(table, scope_id, [&found, now](const Record& row) {
+            if (row.expires() <= now || row.recovery_point() == nullptr) return true;
+            found = {report::c_string(row.key()), text_to_cstring(row.recovery_point())};
+            return false;
+        });
         table_close(table, AccessShareLock);
     }
     return found;
@@ -526,15 +493,8 @@ bool BulkWriter::insert() {
 
 ChangeResult BulkWriter::replace(const core::Digest& digest, const Found& found, WaitBound& bound) {
     const ChangeResult changed = replace_row(records_, digest, found.tid, row_, bound);
-    switch (changed.result) {
-        case TM_Ok:
-        case TM_Updated:
-        case TM_Deleted:
-        case TM_WouldBlock:
-            return changed;
-        default:
-            report::serialization_failure(changed_meanwhile);
-    }
+    if (changed.result != TM_Updated) check_not_replaced(changed, changed_meanwhile);
+    return changed;
 }
 
 }  // namespace idem::pg

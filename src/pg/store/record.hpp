@@ -80,7 +80,9 @@ class Record {
     // Frees the copy, for a call that looks again.
     void free() const;
 
-    core::Digest digest() const;
+    core::Digest digest() const {
+        return std::bit_cast<core::Digest>(*DatumGetUUIDP(*column(column_digest)));
+    }
     TimestampTz created() const { return number<std::int64_t>(column_created).value_or(0); }
     TimestampTz expires() const { return number<std::int64_t>(column_expires).value_or(0); }
     // Of an unfinished operation, the end of its lease. Of a finished one that had a lease or was
@@ -116,14 +118,19 @@ class Record {
     // If the scope stores requests.
     Jsonb* request() const { return jsonb(column_request); }
     // As it is stored, compressed or out of line, so that an update does not write it again.
-    varlena* stored_request() const;
+    varlena* stored_request() const {
+        return reinterpret_cast<varlena*>(DatumGetPointer(column(column_request).value_or(0)));
+    }
 
     // Headers, a response or a body.
     bool has_answer() const {
         return column(column_headers) || column(column_response) || column(column_body);
     }
     // When the operation completed or failed; nothing while it has done neither.
-    std::optional<TimestampTz> completed_at() const;
+    std::optional<TimestampTz> completed_at() const {
+        return is_finished() ? std::optional(core::answered_at(created(), lease_end()))
+                             : std::nullopt;
+    }
     bool is_of(const Key& key) const;
     // The key of a record in this table, palloc'd.
     Key key_in(Oid table) const;
@@ -248,9 +255,7 @@ bool has_record_layout();
 struct RecordPlace {
     core::Digest digest;
     Oid table;
-    bool operator<(const RecordPlace& other) const {
-        return digest == other.digest ? table < other.table : digest < other.digest;
-    }
+    auto operator<=>(const RecordPlace&) const = default;
 };
 std::span<const RecordPlace> records_of_tenant(const List* tables,
                                                std::optional<std::int32_t> scope,
@@ -264,24 +269,22 @@ Found probe(const Key& key, Access access);
 // The same for a key of the scope of which only the digest is known, to write.
 Found probe_digest(std::int32_t scope, Oid table, const core::Digest& digest);
 
-// A search for the unfinished operations of a scope, in no order. It reads the index of unfinished
-// operations; while there is none, because a superuser has dropped it, the whole table. It sees the
-// newest committed rows and those of this transaction, and leaves no predicate locks. A row that is
-// being moved meanwhile may be missed.
-class UnfinishedSearch {
-  public:
-    UnfinishedSearch(Relation table, std::int32_t scope_id);
-    UnfinishedSearch(const UnfinishedSearch&) = delete;
-    UnfinishedSearch& operator=(const UnfinishedSearch&) = delete;
-    void end();
-
-    // Valid until the next step of the search.
-    std::optional<Record> next();
-
-  private:
-    SysScanDesc scan_;  // despite its name it serves any table, with an index or without
-};
-static_assert(std::is_trivially_destructible_v<UnfinishedSearch>);
+// Calls visit(record) for the unfinished operations of a scope, in no order, until it returns
+// false. Reads the index of unfinished operations; while there is none, because a superuser has
+// dropped it, the whole table. Sees the newest committed rows and those of this transaction, and
+// leaves no predicate locks. A row that is being moved meanwhile may be missed.
+SysScanDesc begin_unfinished_search(Relation table, std::int32_t scope_id);
+template <class Visit>
+void for_each_unfinished(Relation table, std::int32_t scope_id, Visit visit) {
+    trivial<Visit>();
+    SysScanDesc scan = begin_unfinished_search(table, scope_id);
+    while (HeapTupleIsValid(systable_getnext(scan))) {
+        CHECK_FOR_INTERRUPTS();
+        const Record record(scan->slot);
+        if (!record.is_finished() && !visit(record)) break;
+    }
+    systable_endscan(scan);
+}
 
 // An unexpired operation of the scope that is unfinished and has a recovery point, in any record
 // table; palloc'd. Waits for no transaction.

@@ -36,7 +36,7 @@ Checked state_of(Oid table) {
 }
 
 // A partition may have changed since: its parents count as well.
-bool is_checked(Oid table, bool is_partition) {
+bool is_checked(Oid table, bool is_partition = false) {
     const Checked& known = checked[table % checked.size()];
     const Checked now = state_of(table);
     return known.table == table && known.as_of == now.as_of &&
@@ -69,7 +69,7 @@ List* relations_with(Oid type) {
 
 // A table that was checked may have changed since: it is checked again once it is locked.
 Fault fault_before_lock(Oid table) {
-    const bool known = table == table_oid(Table::record) || is_checked(table, false);
+    const bool known = table == table_oid(Table::record) || is_checked(table);
     return known && OidIsValid(table) ? Fault{} : outward_fault(table);
 }
 

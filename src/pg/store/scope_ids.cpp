@@ -82,18 +82,10 @@ std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
 // visible to all that has a row which the held snapshot does not see; a table whose file was not
 // read before is read as a whole. Tables in different tablespaces may have files of one number.
 struct Search {
-    Snapshot held;
-    List* tables;
-    List* files;
+    Snapshot held = RegisterSnapshot(GetLatestSnapshot());  // the caller gives it back
+    List* tables = NIL;
+    List* files = NIL;
 };
-
-Search begin_reading() {
-    return {RegisterSnapshot(GetLatestSnapshot()), NIL, NIL};
-}
-
-void end_reading(const Search& search) {
-    UnregisterSnapshot(search.held);
-}
 
 template <class Visit>
 void read_on(Search& search, Relation table, Snapshot snapshot, Visit visit) {
@@ -111,13 +103,16 @@ void read_on(Search& search, Relation table, Snapshot snapshot, Visit visit) {
     if (BufferIsValid(map)) ReleaseBuffer(map);
 }
 
+enum class Common : bool { passed_over, counted };  // idem.record
+
 // In any state, as highest_id().
-std::int64_t highest_id_in_records(Search& search, bool common_too) {
+std::int64_t highest_id_in_records(Search& search, Common common) {
     std::int64_t highest = 0;
     for_each_marked_table([&](Relation table) {
         const AttrNumber column = find_column(table, "scope", INT4OID);
         if (column == InvalidAttrNumber) return;
-        if (!common_too && normalize_table(RelationGetRelid(table)) == common_records) return;
+        if (common == Common::passed_over && RelationGetRelid(table) == table_oid(Table::record))
+            return;
         read_on(search, table, SnapshotAny, [&](TupleTableSlot* slot) {
             highest = std::max<std::int64_t>(highest, id_in(slot, column));
         });
@@ -156,24 +151,25 @@ Keys count_keys(Search& search, std::optional<std::int32_t> scope, LOCKMODE lock
 
 // Claims of all scopes wait for the lock.
 Keys keys_of(std::optional<std::int32_t> scope) {
-    Search search = begin_reading();
+    Search search;
     Keys keys = count_keys(search, scope, NoLock);
     if (!keys.any()) keys = count_keys(search, scope, ShareRowExclusiveLock);
-    end_reading(search);
+    UnregisterSnapshot(search.held);
     return keys;
 }
 
 std::int32_t lock_next_scope_id() {
-    Search search = begin_reading();
-    std::int64_t highest = highest_id_in_records(search, false);
+    Search search;
+    std::int64_t highest = highest_id_in_records(search, Common::passed_over);
     lock_changes(Table::scope);
     const SequenceState sequence = read_sequence();
     const std::int64_t noted = std::max(highest_id(Table::scope, scope_row::id_of),
                                         highest_id(Table::dropped_scope, id_of_dropped));
     const bool is_behind = !sequence.called || sequence.last < noted;
-    highest = std::max({highest, sequence.last, noted, highest_id_in_records(search, is_behind)});
+    const Common common = is_behind ? Common::counted : Common::passed_over;
+    highest = std::max({highest, sequence.last, noted, highest_id_in_records(search, common)});
     if (is_behind) highest = std::max(highest, highest_id(Table::watermark, watermark_scope));
-    end_reading(search);
+    UnregisterSnapshot(search.held);
     const std::int64_t id = highest + 1;
     if (id > PG_INT32_MAX)
         ereport(

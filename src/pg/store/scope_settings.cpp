@@ -162,10 +162,4 @@ std::optional<Datum> scope_row::column(TupleTableSlot* slot, int which) {
     return value_of_text(setting, setting.preset);
 }
 
-std::optional<std::int64_t> scope_row::answer_ttl(TupleTableSlot* slot) {
-    const auto value = column(slot, column_of("answer_ttl"));
-    if (!value) return std::nullopt;
-    return duration("answer_ttl", *DatumGetIntervalP(*value));
-}
-
 }  // namespace idem::pg

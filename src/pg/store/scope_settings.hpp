@@ -220,8 +220,6 @@ inline std::string_view name_of(TupleTableSlot* slot) {
     return view_of(DatumGetTextPP(*column(slot, column_name)));
 }
 
-std::optional<std::int64_t> answer_ttl(TupleTableSlot* slot);
-
 // Calls use(slot) for the committed row with this id or name. False when there is none. A session
 // may use thousands of scopes, so an index finds it.
 template <class Use>

@@ -144,7 +144,7 @@ Oid collation_of(Relation table, AttrNumber column) {
     return TupleDescAttr(RelationGetDescr(table), column - 1)->attcollation;
 }
 
-// A unique btree of this column alone finds its values, whoever made it.
+// A unique btree of this column alone finds its values, whatever created it.
 Oid find_unique_index(Relation table, AttrNumber column) {
     Oid found = InvalidOid;
     List* indexes = RelationGetIndexList(table);
@@ -377,13 +377,6 @@ TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
     return slot;
 }
 
-pg_uuid_t uuid_of(const core::Digest& digest) {
-    static_assert(sizeof(pg_uuid_t) == sizeof(core::Digest));
-    pg_uuid_t uuid;
-    memcpy(uuid.data, digest.data(), digest.size());
-    return uuid;
-}
-
 const char* digest_columns(TupleDesc table) {
     if (!has_tenant_column(table)) return "digest";
     return psprintf("digest, %s", quote_identifier(NameStr(TupleDescAttr(table, 0)->attname)));
@@ -421,7 +414,7 @@ void DigestScan::end() {
 
 void DigestScan::seek(const core::Digest& digest) {
     if (scan_ == nullptr) scan_ = compat::begin_index_scan(table_.table(), index_, &dirty_, 1);
-    digest_ = uuid_of(digest);
+    digest_ = std::bit_cast<pg_uuid_t>(digest);
     ScanKeyData key;
     ScanKeyInit(&key, 1, BTEqualStrategyNumber, F_UUID_EQ, UUIDPGetDatum(&digest_));
     index_rescan(scan_, &key, 1, nullptr, 0);
@@ -468,7 +461,7 @@ std::optional<bool> DigestScan::find_in_leaf() {
 bool DigestScan::find(const core::Digest& digest) {
     CHECK_FOR_INTERRUPTS();
     release_pins();
-    digest_ = uuid_of(digest);
+    digest_ = std::bit_cast<pg_uuid_t>(digest);
     if (const auto found = find_in_leaf()) return *found;
     bool nothing_missed = false;
     for (std::uint64_t before = 0;; before = entries_) {

@@ -145,7 +145,7 @@ bool written_here(TupleTableSlot* slot);
 bool has_successor(TupleTableSlot* slot);
 
 // Puts the values into the slot, in place of what it holds. The table's columns beyond the values
-// are NULL: those that a later release has added.
+// are NULL: a later release has added them.
 void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls);
 
 // Fills a new slot of the relation. Drop it with ExecDropSingleTupleTableSlot().
@@ -306,8 +306,6 @@ inline void close_changed(Relation table) {
 }
 
 // --- Keyed tables ------------------------------------------------------------------------------
-
-pg_uuid_t uuid_of(const core::Digest& digest);
 
 // Whether the table has the tenant in its first column, before the digest (pg/store/record_tables).
 inline bool has_tenant_column(TupleDesc table) {

@@ -38,7 +38,7 @@ constexpr const char* moved_meanwhile =
 ChangeResult move_watermark(Relation table, const Key& source, const Watermark& from,
                             std::int64_t seq, WaitBound& bound) {
     Assert(!from.seq || ItemPointerIsValid(&from.tid));
-    const pg_uuid_t digest = uuid_of(source.digest);
+    const auto digest = std::bit_cast<pg_uuid_t>(source.digest);
     Row<columns> row;
     row.set(column_digest, UUIDPGetDatum(&digest));
     row.set(column_seq, Int64GetDatum(seq));
@@ -109,9 +109,8 @@ std::span<const Key> sources_of(std::int32_t scope_id, std::string_view tenant) 
             view_of(DatumGetTextPP(watermark_column(slot, column_tenant))) != tenant)
             return;
         text* source = DatumGetTextPCopy(watermark_column(slot, column_source));
-        Key key{scope_id, tenant, view_of(source), {}};
-        memcpy(key.digest.data(), DatumGetUUIDP(watermark_column(slot, column_digest))->data,
-               key.digest.size());
+        const pg_uuid_t* digest = DatumGetUUIDP(watermark_column(slot, column_digest));
+        const Key key{scope_id, tenant, view_of(source), std::bit_cast<core::Digest>(*digest)};
         appendBinaryStringInfo(&found, reinterpret_cast<const char*>(&key), sizeof key);
     });
     auto* keys = reinterpret_cast<Key*>(found.data);
