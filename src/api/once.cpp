@@ -40,7 +40,9 @@ struct Element {
     core::Digest digest;
     int position;  // in the array, from 0
 
-    auto operator<=>(const Element&) const = default;
+    bool operator<(const Element& other) const {
+        return digest == other.digest ? position < other.position : digest < other.digest;
+    }
 };
 
 // Lives as long as the call. Beside the array itself, it needs a few bytes per key, and the text of

@@ -27,7 +27,9 @@ struct Due {
     TimestampTz since;
     core::Digest digest;
 
-    auto operator<=>(const Due&) const = default;
+    bool operator<(const Due& other) const {
+        return since == other.since ? digest < other.digest : since < other.since;
+    }
 };
 
 class DueQueue {

@@ -255,7 +255,9 @@ bool has_record_layout();
 struct RecordPlace {
     core::Digest digest;
     Oid table;
-    auto operator<=>(const RecordPlace&) const = default;
+    bool operator<(const RecordPlace& other) const {
+        return digest == other.digest ? table < other.table : digest < other.digest;
+    }
 };
 std::span<const RecordPlace> records_of_tenant(const List* tables,
                                                std::optional<std::int32_t> scope,
