@@ -149,24 +149,18 @@ DO $$
 DECLARE
   c idem.claim_result;
   began timestamptz;
-  n integer;
 BEGIN
-  FOR round IN 1 .. 3 LOOP
-    FOREACH n IN ARRAY '{100, 1600}'::integer[] LOOP
-      began := clock_timestamp();
-      FOR i IN 1 .. n LOOP
-        c := idem.claim('s', format('key %s %s %s', round, n, i));
-        PERFORM idem.complete(c.token, headers => '{"Vary": ["Accept"]}');
-      END LOOP;
-      INSERT INTO took VALUES (n, (clock_timestamp() - began) / n);
-      COMMIT;
-    END LOOP;
+  FOR n IN 1 .. 1600 LOOP
+    began := clock_timestamp();
+    c := idem.claim('s', format('key %s', n));
+    PERFORM idem.complete(c.token, headers => '{"Vary": ["Accept"]}');
+    INSERT INTO took VALUES (n, clock_timestamp() - began);
   END LOOP;
 END $$;
-SELECT extract(epoch FROM min(each) FILTER (WHERE n = 1600)) / extract(epoch FROM min(each) FILTER (WHERE n = 100))
+SELECT extract(epoch FROM min(each) FILTER (WHERE n > 1400)) / extract(epoch FROM min(each) FILTER (WHERE n <= 200))
   FROM took;
 SQL
-note "1,600 claims in a transaction: $times times as long each as 100";
+note "the last of 1,600 claims in a transaction: $times times as long as the first";
 cmp_ok($times, '<', 3, 'a completion costs the same beside many claims');
 
 log_is_clean($node);
