@@ -1,7 +1,7 @@
 // A retry storm: many clients call a procedure, each operation is sent several times, and a killer
-// terminates busy connections all the while, but only one per some answers: where connecting is
-// slow, no client would get through otherwise. A client that loses its connection does what a real
-// client can do: it reconnects and sends the same key until it has an answer.
+// terminates busy connections all the while, but at most one per fifty answers: where connecting
+// is slow, no client would get through otherwise. A client that loses its connection does what a
+// real client can do: it reconnects and sends the same key until it has an answer.
 //
 //   storm PROCEDURE CLIENTS OPERATIONS SENDS KILLS_PER_SECOND [ANSWERS]
 //

@@ -157,7 +157,7 @@ bool locks_of_others() {
 }
 
 // Before a restart, the virtual transaction is that of the session which prepared it; after one, it
-// has no backend, and the transaction id in place of a local one.
+// has no backend, and the transaction id instead of a local one.
 bool locks_of_prepared_transactions() {
     const VirtualTransactionId holder = holder_of(advisory(2, 3));
     if (!VirtualTransactionIdIsValid(holder) || pg::compat::process_running(holder) != nullptr)

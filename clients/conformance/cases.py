@@ -120,16 +120,17 @@ def at_once(functions):
 
 
 def goes_on_beside_it(session, other, complaint):
-    """Sends a slow operation and calls other(key), its key, at once: the other ends first."""
+    """Sends a slow operation and calls other(key, body) with what it has, at once: the other ends
+    first."""
     for wait in (SLOW, 2 * SLOW, 4 * SLOW):  # longer where the machine is busy
-        key, ended = new_key(), []
+        key, body, ended = new_key(), order(wait=wait), []
 
-        def slow(key=key, wait=wait, ended=ended):
-            session.post(key, order(wait=wait))
+        def slow():
+            is_first(session.post(key, body))
             ended.append("slow")
 
-        def meanwhile(key=key, ended=ended):
-            other(key)
+        def meanwhile():
+            other(key, body)
             ended.append("other")
         at_once([slow, meanwhile])
         if ended[0] == "other":
@@ -646,8 +647,9 @@ def refusals_belong_to_a_client(session):
 
 @ACCOUNT.case("an operation of another client that is in progress")
 def another_client_waits_for_nothing(session):
-    goes_on_beside_it(session, lambda key: is_first(session.post(key, order(), client=1)),
-                      "it waits for the other client's operation")
+    def other(key, body):
+        is_first(session.post(key, {"id": body["id"]}, client=1))
+    goes_on_beside_it(session, other, "it waits for the other client's operation")
 
 
 # Errors -------------------------------------------------------------------------------------------
@@ -786,7 +788,7 @@ def in_progress_otherwise(session):
 
 @IN_PROGRESS.case("an operation with another key meanwhile")
 def others_go_on(session):
-    goes_on_beside_it(session, lambda key: is_first(session.post(new_key(), order())),
+    goes_on_beside_it(session, lambda *_: is_first(session.post(new_key(), order())),
                       "it waits for the slow operation")
 
 

@@ -47,6 +47,7 @@ std::string_view checked_tenant(std::optional<std::string_view> tenant);
 // privileges of the role of that name. In a scope that takes it from the role, it is never empty.
 std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant);
 
+// An argument that has a default: NULL is an error.
 bool switch_arg(FunctionCallInfo fcinfo, int n, const char* name);
 
 // Raises ID007 if the scope requires a tenant and this one is empty. A rule for new keys: only for

@@ -65,9 +65,10 @@ void log_transition(const char* what, std::string_view scope, std::string_view t
 
 [[noreturn]] void digest_collision();
 
+enum class Creatable : bool { no, yes };  // yes: the call would succeed if the scope existed
+
 // nearest: a scope of the caller's with a similar name, or NULL. detail: where the name stands,
 // NULL for an argument.
-enum class Creatable : bool { no, yes };  // yes: the call would succeed if the scope existed
 [[noreturn]] void unknown_scope(std::string_view name, const char* nearest, const char* detail,
                                 Creatable creatable);
 

@@ -271,11 +271,13 @@ Found probe(const Key& key, Access access);
 // The same for a key of the scope of which only the digest is known, to write.
 Found probe_digest(std::int32_t scope, Oid table, const core::Digest& digest);
 
+// Of for_each_unfinished(), which ends it.
+SysScanDesc begin_unfinished_search(Relation table, std::int32_t scope_id);
+
 // Calls visit(record) for the unfinished operations of a scope, in no order, until it returns
 // false. Reads the index of unfinished operations; while there is none, because a superuser has
 // dropped it, the whole table. Sees the newest committed rows and those of this transaction, and
 // leaves no predicate locks. A row that is being moved meanwhile may be missed.
-SysScanDesc begin_unfinished_search(Relation table, std::int32_t scope_id);
 template <class Visit>
 void for_each_unfinished(Relation table, std::int32_t scope_id, Visit visit) {
     trivial<Visit>();

@@ -82,9 +82,9 @@ std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
 // visible to all that has a row which the held snapshot does not see; a table whose file was not
 // read before is read as a whole. Tables in different tablespaces may have files of one number.
 struct Search {
-    Snapshot held = RegisterSnapshot(GetLatestSnapshot());  // the caller gives it back
-    List* tables = NIL;
-    List* files = NIL;
+    Snapshot held;
+    List* tables;
+    List* files;
 };
 
 template <class Visit>
@@ -151,7 +151,7 @@ Keys count_keys(Search& search, std::optional<std::int32_t> scope, LOCKMODE lock
 
 // Claims of all scopes wait for the lock.
 Keys keys_of(std::optional<std::int32_t> scope) {
-    Search search;
+    Search search{RegisterSnapshot(GetLatestSnapshot()), NIL, NIL};
     Keys keys = count_keys(search, scope, NoLock);
     if (!keys.any()) keys = count_keys(search, scope, ShareRowExclusiveLock);
     UnregisterSnapshot(search.held);
@@ -159,7 +159,7 @@ Keys keys_of(std::optional<std::int32_t> scope) {
 }
 
 std::int32_t lock_next_scope_id() {
-    Search search;
+    Search search{RegisterSnapshot(GetLatestSnapshot()), NIL, NIL};
     std::int64_t highest = highest_id_in_records(search, Common::passed_over);
     lock_changes(Table::scope);
     const SequenceState sequence = read_sequence();
