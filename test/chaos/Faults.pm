@@ -240,6 +240,7 @@ sub do_memory
 sub do_reindex
 {
 	my ($self) = @_;
+	return 0 if grep { $_ eq 'repack' } values %{ $self->{jobs} };
 	return $self->job(reindex => 'REINDEX TABLE CONCURRENTLY ' . (rand() < 0.8 ? $self->records : 'idem.watermark'));
 }
 sub do_vacuum_full { my ($self) = @_; return $self->job(vacuum_full => 'VACUUM FULL ' . $self->records); }
@@ -251,17 +252,24 @@ sub do_cluster
 sub do_audit       { my ($self) = @_; return $self->job(audit => 'CALL chaos.audit()'); }
 sub do_move        { my ($self) = @_; return $self->job(move => 'CALL chaos.move()'); }
 
-# One that was interrupted has left its trigger behind, and would refuse to begin again.
+# One that was interrupted has left its trigger behind, and would refuse to begin again. And it swaps the
+# table, but not the indexes that an interrupted REINDEX CONCURRENTLY has left behind: they would point
+# into another file.
 sub do_repack
 {
 	my ($self) = @_;
-	return 0 if grep { $_ eq 'repack' } values %{ $self->{jobs} };
+	return 0 if grep { /^re(index|pack)$/ } values %{ $self->{jobs} };
 	my $table = rand() < 0.8 ? $self->records : 'idem.watermark';
 	my $primary = $self->{servers}{primary};
 	my $to = join ' ', '-h', $primary->host, '-p', $primary->port, '-d', $self->{servers}{database};
 	return $self->start_job(repack => 'sh', '-c', <<"SH");
 export PGOPTIONS='-c lock_timeout=5s -c client_min_messages=error'
-psql -Xq -v ON_ERROR_STOP=1 $to -c 'DROP EXTENSION IF EXISTS pg_repack CASCADE' -c 'CREATE EXTENSION pg_repack' &&
+psql -Xq -v ON_ERROR_STOP=1 $to <<'SQL' &&
+DROP EXTENSION IF EXISTS pg_repack CASCADE;
+CREATE EXTENSION pg_repack;
+SELECT format('DROP INDEX %s', indexrelid::regclass) FROM pg_index
+WHERE indrelid = '$table'::regclass AND NOT (indisvalid AND indisready) \\gexec
+SQL
 exec pg_repack --no-kill-backend --wait-timeout 5 $to -t $table
 SH
 }

@@ -443,6 +443,9 @@ CREATE TRIGGER claimed BEFORE INSERT ON payment FOR EACH STATEMENT EXECUTE FUNCT
 CREATE FUNCTION pay(key text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result; payment_id bigint;
 BEGIN
+  -- However fast the storm and however slow the move: most of the storm comes after it.
+  PERFORM pg_sleep(0.1) FROM payment_id_seq
+  WHERE last_value > 1000 AND NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'idem');
   c := idem.claim('payments', key, request);
   IF NOT c.claimed THEN RETURN c.response; END IF;
   INSERT INTO payment(amount) VALUES ((request->>'amount')::numeric) RETURNING id INTO payment_id;
