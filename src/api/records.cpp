@@ -1,6 +1,6 @@
 // Record tables beside idem.record: idem.use_records() chooses one, and
 // idem_internal.record_tables() lists them. idem.create_record_table() is SQL.
-// idem_internal.own_tables() judges those that the extension makes.
+// idem_internal.own_tables() judges the tables that the extension makes.
 //
 // A choice needs no privilege: a record table is idem's, and a key is found there under its scope
 // and tenant only. The caller has to name the same table for the same key.

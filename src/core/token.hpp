@@ -3,7 +3,7 @@
 // A token is base64url of kind, key digest, attempt number, 64 random bits and the number of the
 // record's table. It is text because every driver can pass text. Digest and attempt number can be
 // computed or guessed from the key, so only the random bits prove that the bearer made the claim.
-// They are compared with those that the claim's transaction keeps in memory (atomic) or that the
+// They are compared with the bits that the claim's transaction keeps in memory (atomic) or that the
 // record has (leased). In the text of a leased token the digest is sealed (see digest.hpp);
 // encode() and decode() leave that to the caller.
 #pragma once

@@ -472,7 +472,7 @@ ChangeResult BulkWriter::write(const NewRecord& record, const Found& found, Wait
 }
 
 // Whether the key is taken is known when its entry is in the index. Until then other callers cannot
-// rely on the row and wait for the lock that the token names, even those that should not wait. So
+// rely on the row and wait for the lock that the token names, even calls that should not wait. So
 // nothing under that lock may wait.
 bool BulkWriter::insert() {
     const Relation table = records_.table();
