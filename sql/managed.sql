@@ -1940,7 +1940,10 @@ DECLARE
     since pg_catalog.timestamptz;
     c idem.claim_result;
 BEGIN
-    IF coalesce(ttl, lease, wait) IS NULL
+    -- A wait that may be invalid is judged the long way.
+    IF coalesce(ttl, lease) IS NULL
+        AND coalesce(wait OPERATOR(pg_catalog.>=) '0'
+            AND wait OPERATOR(pg_catalog.<) '1 year', true)
         AND type OPERATOR(pg_catalog.=) ANY (
             '{pg_catalog.text,pg_catalog.uuid}'::pg_catalog.regtype[])
         AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'

@@ -293,6 +293,17 @@ ask(q{SELECT idem.create_scope('after');
 	SELECT idem.once('after', 'k'), idem.cancel('after', 'c'); SELECT * FROM idem.once_each('after', '{a,b}'::text[]);
 	SELECT pg_stat_force_next_flush()}, 'second');
 is(ask($scans, 'second'), $scanned, 'afterwards, no call reads the whole table');
+# The packages pass the time that they wait.
+my $slow = q{(SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = 'claim_slowly')};
+is(ask(qq{BEGIN; SET LOCAL track_functions = 'all';
+	SELECT outcome, $slow, idem.complete(token, '1') FROM idem.try_claim('after', 'waits', wait => '2 s');
+	SELECT outcome, response, $slow FROM idem.try_claim('after', 'waits', wait => '0'); ROLLBACK}, 'second'),
+	"claimed|0|1\ncompleted|1|0", 'a claim that waits takes the short way, and its replay');
+for my $wrong ("ttl => '0'", "lease => '0'", "wait => '-1 s'", "wait => '365001 days'")
+{
+	is(as('admin', "SELECT idem.try_claim('after', 'k1', $wrong)", 'second'), '22023',
+		"a replay with $wrong is refused");
+}
 is(ask(q{SELECT string_agg(DISTINCT scope || ' ' || redacted, ', ') FROM idem.records
 	WHERE scope IN ('short', 'kept', 'gone')}, 'first'), 'kept true', 'records whose answers were removed stay');
 is(as('app', 'SELECT idem.purge()'), '42501', 'other roles do not purge');

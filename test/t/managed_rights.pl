@@ -401,14 +401,14 @@ bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'with_request', '{\"a
 	. "SELECT idem.complete(:'t'); COMMIT");
 $node->safe_psql('postgres', 'CREATE TABLE kept AS SELECT * FROM idem.secret; DELETE FROM idem.secret WHERE id > 0');
 is(bob($older), 'completed', 'a request is compared with the help of the copy');
-like(bob($older =~ s/\)$/, wait => '1 s')/r), qr/fingerprint secret 1 is missing/,
+like(bob($older =~ s/\)$/, ttl => '1 hour')/r), qr/fingerprint secret 1 is missing/,
 	'but not on the long way without the secret of its fingerprint');
 like(bob("SELECT idem.claim('bob_scope', 'k', '1', ttl => '1 hour')"), qr/idem has no secrets in this database/,
 	'and no new fingerprint is made');
 $node->safe_psql('postgres', 'DELETE FROM idem.secret');
 my @without = (
-	"claim('bob_scope', 'k', ttl => '1 hour')", "try_claim('bob_scope', 'k', wait => '1 s')",
-	"once_each('bob_scope', '{k}'::text[])", "execute('bob_scope', 'k', 'op(jsonb)', wait => '1 s')",
+	"claim('bob_scope', 'k', ttl => '1 hour')", "try_claim('bob_scope', 'k', ttl => '1 hour')",
+	"once_each('bob_scope', '{k}'::text[])", "execute('bob_scope', 'k', 'op(jsonb)', ttl => '1 hour')",
 	"lookup('bob_scope', 'k')",
 	"cancel('bob_scope', 'k')", "advance('bob_scope', 's', 1)", "reset_stream('bob_scope', 's', 1)",
 	"take('bob_scope')",
