@@ -46,6 +46,20 @@ sub left
 	return;
 }
 
+# Waits until the worker has been in these databases again, where it need not find anything that it may
+# purge. It stays too briefly to be seen, but its transactions are counted.
+sub await_runs
+{
+	my $commits = 'SELECT xact_commit FROM pg_stat_database WHERE datname =';
+	my %before = map { $_ => sql("$commits '$_'") } @_;
+	for my $database (@_)
+	{
+		$node->poll_query_until('postgres', "SELECT ($commits '$database') > 5 + $before{$database}")
+		  or die "no run in $database";
+	}
+	return;
+}
+
 # The processes of idem, of one kind.
 sub pids
 {
@@ -266,7 +280,7 @@ $node->safe_psql('bystander', "ALTER TABLE idem.record RENAME extra_attempts TO 
 	UPDATE idem.record SET expires = '-infinity'");
 fill('postgres', 10, '-1 second');
 left('postgres', 0, 'a database beside one that awaits an update is purged');
-sleep 4;    # the worker comes at least every 1.5 seconds, and stays too briefly to be seen
+await_runs(qw(bystander ahead));
 is(records('bystander'), 11, 'tables of another layout are left alone');
 is(records('ahead'), 10, 'so are those of a newer version');
 is($node->safe_psql('bystander', "SELECT true; $counted"), $counters, 'and their statistics go on');

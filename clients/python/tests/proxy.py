@@ -50,8 +50,7 @@ class Proxy:
     def deliver(self, sent, target):
         while True:
             due, data = sent.get()
-            if due > time.monotonic():
-                time.sleep(due - time.monotonic())
+            time.sleep(max(0, due - time.monotonic()))
             try:
                 if not data:
                     return target.shutdown(socket.SHUT_WR)
