@@ -56,8 +56,7 @@ void check_open_claims(std::int32_t scope_id) {
 
 bool is_stale_key(const pg::Scope& scope, std::string_view key, std::int64_t ttl, TimestampTz now) {
     if (!scope.reject_stale_keys) return false;
-    const core::KeyAge age = core::key_age(key, now + pg::postgres_epoch, ttl);
-    const bool stale = age == core::KeyAge::stale || age == core::KeyAge::from_future;
+    const bool stale = core::is_stale(key, now + pg::postgres_epoch, ttl);
     if (stale) pg::count(scope.id, pg::Counter::stale);
     return stale;
 }

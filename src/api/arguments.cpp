@@ -186,10 +186,7 @@ text* key_text(Datum key, Oid declared, const char* argument) {
                      format_type_be(declared)),
             "Pass a text that is the same in every session, such as 4711::text. "
             "That of a timestamp depends on TimeZone, that of a bytea on bytea_output.");
-    Oid output;
-    bool is_varlena;
-    getTypeOutputInfo(type, &output, &is_varlena);
-    return cstring_to_text(OidOutputFunctionCall(output, key));
+    return cstring_to_text(pg::text_of_value(type, {key, false}));
 }
 
 KeyCall read_key(FunctionCallInfo fcinfo, int arg_tenant, const char* function) {

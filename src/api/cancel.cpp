@@ -45,18 +45,6 @@ void store_failure(const pg::Key& key, const pg::Scope& scope, const pg::Found& 
                         {.state = core::State::failed, .error = error, .timed = false});
 }
 
-LookupRow cancel(const pg::Key& key, const pg::Scope& scope, Jsonb* error) {
-    refuse_open_here(key, "cancel");
-    pg::KeyLock lock(key.digest);
-    pg::WaitBound bound(scope.wait);
-    const pg::Found found = find_at_rest(key, lock, bound);
-    if (is_live(found))
-        lock.release();
-    else
-        store_failure(key, scope, found, error);
-    return look_up(key, scope, 0);
-}
-
 }  // namespace
 
 IDEM_FUNCTION(idem_cancel) {
@@ -65,8 +53,15 @@ IDEM_FUNCTION(idem_cancel) {
     const KeyCall call = read_key(fcinfo, 2, "cancel");
     // A copy: storing the failure looks the scope up again.
     const pg::Scope scope = *call.scope;
-    LookupRow row = cancel(call.key, scope, error);
-    return row.as_result_of(fcinfo);
+    refuse_open_here(call.key, "cancel");
+    pg::KeyLock lock(call.key.digest);
+    pg::WaitBound bound(scope.wait);
+    const pg::Found found = find_at_rest(call.key, lock, bound);
+    if (is_live(found))
+        lock.release();
+    else
+        store_failure(call.key, scope, found, error);
+    return look_up(call.key, scope, 0).as_result_of(fcinfo);
 }
 
 }  // namespace idem::api

@@ -392,10 +392,10 @@ ClaimResult claim_key(const ClaimCall& call) {
     return result;
 }
 
-ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz now,
-                      pg::WaitBound& bound) {
+ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz now) {
     Assert(found.record.state() == core::State::in_progress && call.lease);
-    return admit(call, {Verdict::take_over, found, now}, bound);
+    pg::WaitBound no_wait(0);
+    return admit(call, {Verdict::take_over, found, now}, no_wait);
 }
 
 namespace {
@@ -489,8 +489,7 @@ Datum claim(FunctionCallInfo fcinfo, Refusals refusals, const char* function) {
     const ClaimResult result = claim_key(call);
     const bool refused = result.outcome != Outcome::claimed && result.outcome != Outcome::completed;
     if (refused && refusals == Refusals::raised) refuse_claim(call, result);
-    Result row = claim_row(result);
-    return row.as_result_of(fcinfo);
+    return claim_row(result).as_result_of(fcinfo);
 }
 
 }  // namespace

@@ -54,8 +54,7 @@ ClaimResult claim_key(const ClaimCall& call);
 // Takes over the operation whose row was found, as claim_key() does, for a caller that holds the
 // key lock and has judged the row at that time. The outcome is claimed or, when another transaction
 // has locked the row, in_progress.
-ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz now,
-                      pg::WaitBound& bound);
+ClaimResult take_over(const ClaimCall& call, const pg::Found& found, TimestampTz now);
 
 // Counts a claim, or a takeover of the row that was found. Logs of a takeover that the old attempt
 // has lapsed, unless it was released, and that the next one has begun.

@@ -136,8 +136,7 @@ Result execute(FunctionCallInfo fcinfo) {
 IDEM_FUNCTION(idem_execute) {
     require_writable("execute", read_by_lookup);
     (void)checked_operation(fcinfo);
-    Result row = execute(fcinfo);
-    return row.as_result_of(fcinfo);
+    return execute(fcinfo).as_result_of(fcinfo);
 }
 
 }  // namespace idem::api

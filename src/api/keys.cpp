@@ -8,28 +8,11 @@
 #include "pg/store/token.hpp"
 
 namespace idem::api {
-namespace {
-
-constexpr std::size_t max_step_bytes = 255;
-
-enum ChildKeyArgument { arg_token, arg_step };
-
-// The time of the newest UUIDv7 of this backend, so that its keys always ascend.
-constinit std::uint64_t last_tick = 0;
-
-std::string_view checked_step(std::optional<std::string_view> step) {
-    if (!step) report::missing_argument("step");
-    if (step->empty() || step->size() > max_step_bytes)
-        report::invalid_argument("step", "The name of a step must have 1 to 255 bytes.",
-                                 "Pass a short name of the step, such as 'charge'.");
-    check_encoding(*step);
-    return utf8(*step);
-}
-
-}  // namespace
 
 IDEM_FUNCTION(idem_new_key) {
     (void)fcinfo;
+    // The time of the newest UUIDv7 of this backend, so that its keys always ascend.
+    static constinit std::uint64_t last_tick = 0;
     const std::int64_t now = GetCurrentTimestamp() + pg::postgres_epoch;
     last_tick = core::next_uuid_tick(last_tick, now);
     const core::UuidText key = core::uuid_v7(last_tick, pg::random_bits());
@@ -37,12 +20,18 @@ IDEM_FUNCTION(idem_new_key) {
 }
 
 IDEM_FUNCTION(idem_child_key) {
-    const core::Token token = pg::read_token(pg::text_arg(fcinfo, arg_token));
-    const std::string_view step = checked_step(pg::text_arg(fcinfo, arg_step));
+    const core::Token token = pg::read_token(pg::text_arg(fcinfo, 0));
+    auto step = pg::text_arg(fcinfo, 1);
+    if (!step) report::missing_argument("step");
+    if (step->empty() || step->size() > core::max_key_bytes)
+        report::invalid_argument("step", "The name of a step must have 1 to 255 bytes.",
+                                 "Pass a short name of the step, such as 'charge'.");
+    check_encoding(*step);
+    step = utf8(*step);
     // Every caller that knows a key can compute its digest, and so make up a token for it.
     check_usable(token);
     core::KeyText key;
-    if (!core::child_key(pg::secrets().seed, token.digest, step, key)) report::crypto_failure();
+    if (!core::child_key(pg::secrets().seed, token.digest, *step, key)) report::crypto_failure();
     PG_RETURN_TEXT_P(pg::text_of({key.data(), key.size()}));
 }
 

@@ -57,11 +57,6 @@ KeyCall key_named_by(const core::Token& token) {
     return {scope, *key};
 }
 
-bool is_of_same_attempt(const core::Token& token, const pg::Record& record) {
-    return record.nonce() == static_cast<std::int64_t>(token.random) &&
-           record.attempt() == static_cast<std::int32_t>(token.attempt);
-}
-
 // Why the token is fenced off, for users of the scope, which could look the key up. NULL if
 // the record does not tell.
 const char* how_lost(const core::Token& token, const pg::Found& found) {
@@ -98,15 +93,6 @@ LeasedClaim lease_arg(FunctionCallInfo fcinfo, const char* function) {
     return lock_leased_claim(token);
 }
 
-text* name_arg(FunctionCallInfo fcinfo) {
-    const auto name = pg::text_arg(fcinfo, 1);
-    if (!name) report::missing_argument("name");
-    if (name->empty() || name->size() > core::max_key_bytes)
-        report::invalid_argument("name", "The name must have 1 to 255 bytes.",
-                                 "Pass a short name of the step that is done, such as 'charged'.");
-    return pg::text_of(*name);
-}
-
 }  // namespace
 
 LeasedClaim lock_leased_claim(const core::Token& token) {
@@ -120,7 +106,8 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
     const pg::Found found = find_at_rest(call.key, lock, bound);
     check_in_snapshot(found);
     const TimestampTz now = GetCurrentTimestamp();
-    const bool same_attempt = is_of_same_attempt(token, found.record);
+    const bool same_attempt = found.record.nonce() == static_cast<std::int64_t>(token.random) &&
+                              found.record.attempt() == static_cast<std::int32_t>(token.attempt);
     switch (core::judge_token(found_row(found, *call.scope), same_attempt, now)) {
         case core::TokenStanding::lost:
             raise_lease_lost(how_lost(token, found));
@@ -153,11 +140,15 @@ IDEM_FUNCTION(idem_renew) {
 
 IDEM_FUNCTION(idem_checkpoint) {
     require_writable("checkpoint", read_by_lookup);
-    text* name = name_arg(fcinfo);
+    const auto name = pg::text_arg(fcinfo, 1);
+    if (!name) report::missing_argument("name");
+    if (name->empty() || name->size() > core::max_key_bytes)
+        report::invalid_argument("name", "The name must have 1 to 255 bytes.",
+                                 "Pass a short name of the step that is done, such as 'charged'.");
     Jsonb* state = pg::jsonb_arg(fcinfo, 2);
     LeasedClaim leased = lease_arg(fcinfo, "checkpoint");
     pg::NewRecord record(leased.found.record);
-    record.set_recovery_point(name);
+    record.set_recovery_point(pg::text_of(*name));
     record.set_recovery_state(state);
     check_unfinished_size("recovery state", *leased.scope, record);
     replace_record(leased.key, leased.found, record, leased.bound);

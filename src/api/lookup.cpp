@@ -33,7 +33,6 @@ enum Column {
     column_completed_at,
     columns
 };
-using Result = LookupRow;
 static_assert(columns == lookup_columns);
 
 // ---- The progress of an operation ---------------------------------------------------------------
@@ -94,7 +93,7 @@ Progress read_progress(const pg::Key& key, const pg::Scope& scope) {
 
 // ---- The row ------------------------------------------------------------------------------------
 
-Result absent_row(const pg::Scope& scope, std::string_view tenant) {
+LookupRow absent_row(const pg::Scope& scope, std::string_view tenant) {
     require_tenant(scope, tenant);
     if (RecoveryInProgress())
         ereport(NOTICE, (errmsg("key is not known on this standby"),
@@ -102,14 +101,14 @@ Result absent_row(const pg::Scope& scope, std::string_view tenant) {
                                    "in flight."),
                          errhint("Call idem.lookup() on the primary before you execute the "
                                  "operation.")));
-    Result row;
+    LookupRow row;
     row.set_text(column_state, "absent");
     return row;
 }
 
-Result unfinished_row(const Progress& progress) {
+LookupRow unfinished_row(const Progress& progress) {
     const pg::Holder holder = progress.holder.value_or(pg::Holder{});
-    Result row;
+    LookupRow row;
     const bool exhausted = progress.verdict == Verdict::exhausted;
     row.set_text(column_state, exhausted ? "exhausted" : "in_progress");
     row.set_int(column_attempt, progress.attempt);
@@ -126,21 +125,15 @@ Result unfinished_row(const Progress& progress) {
     return row;
 }
 
-Result finished_row(const pg::Record& stored, const pg::Scope& scope) {
+LookupRow finished_row(const pg::Record& stored, const pg::Scope& scope) {
     pg::Record record = stored;
     pg::hide_expired_answer(record, scope.answer_ttl, GetCurrentTimestamp());
-    Result row;
+    LookupRow row;
     row.set_text(column_state, record.state() == core::State::completed ? "completed" : "failed");
     set_finished(row, record,
                  {column_attempt, column_created_at, column_redacted, column_completed_at});
     row.set_time(column_since, record.created());
     return row;
-}
-
-Result lookup_row(const Progress& progress, const pg::Key& key, const pg::Scope& scope) {
-    if (has_ended(progress.verdict)) return finished_row(progress.found.record, scope);
-    if (progress.verdict == Verdict::claim) return absent_row(scope, key.tenant);
-    return unfinished_row(progress);
 }
 
 // ---- Waiting ------------------------------------------------------------------------------------
@@ -194,15 +187,16 @@ Progress read_until_ended(const pg::Key& key, const pg::Scope& scope, std::int64
 LookupRow look_up(const pg::Key& key, const pg::Scope& scope, std::int64_t wait) {
     const Progress progress =
         wait > 0 ? read_until_ended(key, scope, wait) : read_progress(key, scope);
-    return lookup_row(progress, key, scope);
+    if (has_ended(progress.verdict)) return finished_row(progress.found.record, scope);
+    if (progress.verdict == Verdict::claim) return absent_row(scope, key.tenant);
+    return unfinished_row(progress);
 }
 
 IDEM_FUNCTION(idem_lookup) {
     require_leader("lookup");
     const auto wait = pg::duration_arg(fcinfo, 3, "wait", pg::Sign::not_negative);
     const KeyCall call = read_key(fcinfo, 2, "lookup");
-    LookupRow row = look_up(call.key, *call.scope, wait.value_or(0));
-    return row.as_result_of(fcinfo);
+    return look_up(call.key, *call.scope, wait.value_or(0)).as_result_of(fcinfo);
 }
 
 }  // namespace idem::api

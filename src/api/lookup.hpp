@@ -31,7 +31,7 @@ void set_finished(pg::Row<Columns>& row, const pg::Record& record, const Finishe
     row.set_pointer(at.attempt + 5, record.error());
     row.set_time(at.created_at, record.created());
     row.set_time(at.created_at + 1, record.expires());
-    row.set_bool(at.redacted, record.redacted());
+    row.set(at.redacted, BoolGetDatum(record.redacted()));
     row.set_time(at.completed_at, record.completed_at());
 }
 

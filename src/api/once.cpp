@@ -21,21 +21,6 @@ namespace {
 
 using core::Verdict;
 
-// ---- once() -------------------------------------------------------------------------------------
-
-bool once(FunctionCallInfo fcinfo) {
-    const KeyCall key_call = read_key(fcinfo, 3, "once");
-    ClaimCall call{key_call, pg::jsonb_arg(fcinfo, 2), key_call.scope->ttl, key_call.scope->wait};
-    call.completes = true;
-    const ClaimResult result = claim_key(call);
-    if (result.outcome == Outcome::completed) return false;
-    if (result.outcome != Outcome::claimed) refuse_claim(call, result);
-    (void)finish_atomic(*result.claim, {.state = core::State::completed, .timed = false});
-    return true;
-}
-
-// ---- once_each() --------------------------------------------------------------------------------
-
 struct Element {
     core::Digest digest;
     int position;  // in the array, from 0
@@ -120,22 +105,6 @@ Batch read_batch(FunctionCallInfo fcinfo) {
     return batch;
 }
 
-// An attempt whose lease has ended is taken over, as an atomic claim does it: the token of the old
-// attempt is fenced off.
-pg::NewRecord new_record(const pg::Key& key, Verdict verdict, const pg::Record& old,
-                         const Batch& batch, TimestampTz now) {
-    if (verdict == Verdict::take_over)
-        return completed_record(key, old.created(), batch.scope.ttl, old.attempt() + 1,
-                                old.fingerprint());
-    return completed_record(key, now, batch.scope.ttl, core::first_attempt, nullptr);
-}
-
-void note_new(const pg::Key& key, const Batch& batch, Verdict verdict, const pg::Found& found) {
-    count_claim(batch.scope, key, found, verdict);
-    pg::count(batch.scope.id, pg::Counter::completions);
-    if (verdict == Verdict::take_over) pg::wake_at_commit(pg::key_event(key.digest));
-}
-
 void check_new_element(const Batch& batch, std::string_view key, TimestampTz now) {
     if (batch.scope.request_required)
         report::invalid_argument("scope",
@@ -144,11 +113,16 @@ void check_new_element(const Batch& batch, std::string_view key, TimestampTz now
     check_new_key(batch.scope, batch.tenant, key, now);
 }
 
-// In the memory of this key, as the batch may be long.
+// In the memory of this key, as the batch may be long. An attempt whose lease has ended is taken
+// over, as an atomic claim does it: the token of the old attempt is fenced off.
 bool write_new(pg::BulkWriter& writer, const pg::Key& key, Verdict verdict, const pg::Found& found,
                const Batch& batch, TimestampTz now, pg::WaitBound& bound) {
     const MemoryContext before = MemoryContextSwitchTo(writer.memory());
-    const pg::NewRecord record = new_record(key, verdict, found.record, batch, now);
+    const bool over = verdict == Verdict::take_over;
+    const pg::Record& old = found.record;
+    const pg::NewRecord record = completed_record(key, over ? old.created() : now, batch.scope.ttl,
+                                                  over ? old.attempt() + 1 : core::first_attempt,
+                                                  over ? old.fingerprint() : nullptr);
     MemoryContextSwitchTo(before);
     const pg::ChangeResult written = writer.write(record, found, bound);
     check_written(key.key, written, bound);
@@ -172,7 +146,9 @@ bool finish_if_new(pg::BulkWriter& writer, const pg::Key& key, const Batch& batc
                 [[fallthrough]];
             case Verdict::take_over:
                 if (!write_new(writer, key, verdict, found, batch, now, bound)) break;
-                note_new(key, batch, verdict, found);
+                count_claim(batch.scope, key, found, verdict);
+                pg::count(batch.scope.id, pg::Counter::completions);
+                if (verdict == Verdict::take_over) pg::wake_at_commit(pg::key_event(key.digest));
                 return true;
             case Verdict::in_flight:
                 if (!writer.wait(bound))
@@ -219,27 +195,30 @@ std::size_t finish_new_keys(Batch& batch) {
     return count;
 }
 
-void return_new(FunctionCallInfo fcinfo, const Batch& batch) {
-    InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-    const auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
-    bool null = false;
-    for (std::size_t i = 0; i < batch.keys.size(); ++i)
-        if (batch.is_new[i])
-            tuplestore_putvalues(result->setResult, result->setDesc, &batch.keys[i], &null);
-}
-
 }  // namespace
 
 IDEM_FUNCTION(idem_once) {
     require_writable("once", read_by_lookup);
-    PG_RETURN_BOOL(once(fcinfo));
+    const KeyCall key_call = read_key(fcinfo, 3, "once");
+    ClaimCall call{key_call, pg::jsonb_arg(fcinfo, 2), key_call.scope->ttl, key_call.scope->wait};
+    call.completes = true;
+    const ClaimResult result = claim_key(call);
+    if (result.outcome == Outcome::completed) PG_RETURN_BOOL(false);
+    if (result.outcome != Outcome::claimed) refuse_claim(call, result);
+    (void)finish_atomic(*result.claim, {.state = core::State::completed, .timed = false});
+    PG_RETURN_BOOL(true);
 }
 
 IDEM_FUNCTION(idem_once_each) {
     require_writable("once_each", read_by_lookup);
     Batch batch = read_batch(fcinfo);
     if (finish_new_keys(batch) > 0) pg::remember_unlocked(batch.scope.name);
-    return_new(fcinfo, batch);
+    InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+    const auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
+    bool null = false;
+    for (std::size_t i = 0; i < batch.keys.size(); ++i)
+        if (batch.is_new[i])
+            tuplestore_putvalues(result->setResult, result->setDesc, &batch.keys[i], &null);
     return Datum{0};
 }
 

@@ -46,8 +46,8 @@ void read_element(std::string_view element, Passed& passed, pg::ScopeRow& row) {
     const auto number = static_cast<std::size_t>(setting - pg::settings.begin());
     if (std::exchange(passed[number], true))
         refuse_element(element, "is of a setting that the call has passed before");
-    const char* text = report::c_string(element.substr(equals + 1));
-    pg::change(row, number, {pg::value_of_text(*setting, text), false});
+    char* text = report::c_string(element.substr(equals + 1));
+    pg::change(row, number, {pg::value_of_text(setting->type, text), false});
 }
 
 // A call of create_scope() may pass the default, which looks like no argument.

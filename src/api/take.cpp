@@ -51,8 +51,7 @@ std::optional<ClaimResult> take_one(const TakeCall& call, const pg::Due& due, bo
         ClaimCall claim{{call.scope, found.record.key_in(call.filter.table)}};
         claim.ttl = ttl_of(found.record);
         claim.lease = call.lease;
-        pg::WaitBound no_wait(0);
-        const ClaimResult result = take_over(claim, found, now, no_wait);
+        const ClaimResult result = take_over(claim, found, now);
         if (result.outcome == Outcome::claimed) return result;
         Assert(result.outcome == Outcome::in_progress);
     }
@@ -115,23 +114,20 @@ enum Column {
     columns
 };
 
-// NULL means every tenant, unless the setting idem.tenant names one.
-std::optional<std::string_view> tenant_arg(FunctionCallInfo fcinfo) {
-    const auto given = pg::text_arg(fcinfo, arg_tenant);
-    const std::string_view tenant = checked_tenant(given);
-    return given || !tenant.empty() ? std::optional(tenant) : std::nullopt;
-}
-
 // Where tenants are roles, only superusers may act for every one.
 std::optional<std::string_view> permitted(const pg::Scope& scope,
                                           std::optional<std::string_view> tenant) {
-    if (scope.tenant_from == pg::TenantFrom::argument) return tenant;
-    if (!tenant && superuser_arg(GetOuterUserId())) return std::nullopt;
+    if (!tenant &&
+        (scope.tenant_from == pg::TenantFrom::argument || superuser_arg(GetOuterUserId())))
+        return std::nullopt;
     return tenant_in(scope, tenant.value_or(""));
 }
 
 TakeCall read_take_call(FunctionCallInfo fcinfo) {
-    const auto tenant = tenant_arg(fcinfo);
+    // NULL means every tenant, unless the setting idem.tenant names one.
+    const auto given = pg::text_arg(fcinfo, arg_tenant);
+    std::optional tenant = checked_tenant(given);
+    if (!given && tenant->empty()) tenant = std::nullopt;
     const auto lease = pg::duration_arg(fcinfo, arg_lease, "lease", pg::Sign::positive);
     const auto wait = pg::duration_arg(fcinfo, arg_wait, "wait", pg::Sign::not_negative);
     const pg::Scope& scope = pg::usable_scope(pg::text_arg(fcinfo, arg_scope), "take");
@@ -165,9 +161,7 @@ IDEM_FUNCTION(idem_take) {
     require_writable("take",
                      " To see unfinished operations, use the view "
                      "idem.in_flight.");
-    const TakeCall call = read_take_call(fcinfo);
-    auto row = take_row(take(call));
-    return row.as_result_of(fcinfo);
+    return take_row(take(read_take_call(fcinfo))).as_result_of(fcinfo);
 }
 
 }  // namespace idem::api

@@ -7,8 +7,6 @@
 namespace idem::core {
 namespace {
 
-constexpr std::size_t time_bytes = 6;
-
 void write_key(Sha256& message, const QualifiedKey& key) noexcept {
     message.write(big_endian<8>(static_cast<std::uint64_t>(key.scope_id)));
     write_text(message, key.tenant);
@@ -27,10 +25,9 @@ bool key_digest(const QualifiedKey& key, Digest& out) noexcept {
     Hash full;
     if (!message.finish(full)) return false;
 
-    const auto time = embedded_time(key.key);
-    const auto prefix = big_endian<time_bytes>(time.value_or(0));
     auto rest = out.begin();
-    if (time) rest = std::copy(prefix.begin(), prefix.end(), out.begin());
+    if (const auto time = embedded_time(key.key))
+        rest = std::ranges::copy(big_endian<6>(*time), rest).out;
     std::copy_n(full.begin(), out.end() - rest, rest);
     return true;
 }

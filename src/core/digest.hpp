@@ -49,10 +49,8 @@ using SealKey = AesKey;
 [[nodiscard]] bool unseal(const SealKey& key, const Digest& sealed, Digest& out) noexcept;
 
 // The key for a step of an operation: HMAC-SHA-256 of the operation's digest and the step, in
-// lower-case hexadecimal. Every text is preceded by its length in bytes, as four big-endian bytes.
-// Such keys are sent to other services, so they must reveal neither the seed nor the digest. The
-// seed has other uses, too: the message begins with the name of this one. False when OpenSSL fails;
-// out is then undefined.
+// lower-case hexadecimal. Such keys are sent to other services, so they must reveal neither the
+// seed nor the digest. The seed has other uses, too: the message begins with the name of this one.
 using KeyText = std::array<char, 64>;
 [[nodiscard]] bool child_key(const Secret& seed, const Digest& digest, std::string_view step,
                              KeyText& out) noexcept;

@@ -21,7 +21,7 @@ namespace idem::core {
 
 struct Error {
     std::string_view sqlstate;
-    std::string_view name;
+    const char* name;
 };
 
 inline constexpr std::array own_errors = std::to_array<Error>({
@@ -132,7 +132,7 @@ constexpr bool is_final(std::span<const std::string_view> list,
 }
 
 static_assert(std::ranges::all_of(own_errors, [](const Error& error) {
-    return is_sqlstate(error.sqlstate) && error.sqlstate.starts_with("ID") && !error.name.empty();
+    return is_sqlstate(error.sqlstate) && error.sqlstate.starts_with("ID") && *error.name != '\0';
 }));
 static_assert(std::ranges::all_of(transient_errors, [](std::string_view error) {
     return is_sqlstate(error) || is_sqlstate_class(error);

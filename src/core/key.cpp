@@ -45,19 +45,6 @@ std::optional<std::uint64_t> uuid_v7_time(std::string_view key) noexcept {
     return is_v7 ? std::optional(from_big_endian(Bytes(*uuid).first(6))) : std::nullopt;
 }
 
-std::optional<std::uint64_t> ulid_time(std::string_view key) noexcept {
-    if (key.size() != ulid_length) return std::nullopt;
-    std::uint64_t time = 0;
-    for (std::size_t i = 0; i < ulid_length; ++i) {
-        const int value = digit_value(crockford, key[i]);
-        if (value < 0) return std::nullopt;
-        if (i < ulid_time_length) time = time << 5 | static_cast<std::uint64_t>(value);
-    }
-    const bool fits =
-        digit_value(crockford, key[0]) <= 7;  // 26 digits hold 130 bits, a ULID has 128
-    return fits ? std::optional(time) : std::nullopt;
-}
-
 }  // namespace
 
 std::optional<Uuid> canonical_uuid(std::string_view key) noexcept {
@@ -75,16 +62,22 @@ UuidText uuid_text(const Uuid& uuid) noexcept {
 }
 
 std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept {
-    if (const auto time = uuid_v7_time(key)) return time;
-    return ulid_time(key);
+    if (key.size() != ulid_length) return uuid_v7_time(key);
+    std::uint64_t time = 0;
+    for (std::size_t i = 0; i < ulid_length; ++i) {
+        const int value = digit_value(crockford, key[i]);
+        if (value < 0) return std::nullopt;
+        if (i < ulid_time_length) time = time << 5 | static_cast<std::uint64_t>(value);
+    }
+    const bool fits = time >> 48 == 0;  // 26 digits hold 130 bits, a ULID has 128
+    return fits ? std::optional(time) : std::nullopt;
 }
 
-KeyAge key_age(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept {
+bool is_stale(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept {
     const auto milliseconds = embedded_time(key);
-    if (!milliseconds) return KeyAge::unknown;
+    if (!milliseconds) return false;
     const std::int64_t made = static_cast<std::int64_t>(*milliseconds) * 1000;  // below 2^58
-    if (made < now - ttl) return KeyAge::stale;
-    return made > now + future_tolerance ? KeyAge::from_future : KeyAge::current;
+    return made < now - ttl || made > now + future_tolerance;
 }
 
 UuidText uuid_v7(std::uint64_t tick, std::uint64_t random) noexcept {

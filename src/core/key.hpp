@@ -31,17 +31,12 @@ UuidText uuid_text(const Uuid& uuid) noexcept;
 // that time.
 std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept;
 
-enum class KeyAge {
-    unknown,  // the key contains no time
-    current,
-    stale,        // older than the TTL: its record may have expired already
-    from_future,  // by more than the tolerance: its age would be underestimated
-};
-
 inline constexpr std::int64_t future_tolerance = 600'000'000;  // microseconds: 10 minutes
 
-// now in microseconds since 1970, ttl in microseconds.
-KeyAge key_age(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept;
+// Whether the time in the key, if it has one, is older than the TTL, so that its record may have
+// expired already; or in the future by more than the tolerance, so that its age would be
+// underestimated. now in microseconds since 1970, ttl in microseconds.
+bool is_stale(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept;
 
 // Weak keys, which are likely to be used again for a different operation (core/weakness.cpp).
 //

@@ -23,13 +23,6 @@ std::size_t end_of_quoted(std::string_view text) noexcept {
     return std::string_view::npos;
 }
 
-void append_unescaped(PathText& text, std::string_view quoted) noexcept {
-    for (std::size_t i = 0; i < quoted.size(); ++i) {
-        if (quoted[i] == '\\' && i + 1 < quoted.size()) ++i;
-        append(text, quoted.substr(i, 1));
-    }
-}
-
 }  // namespace
 
 PathText plain_path(std::string_view path) noexcept {
@@ -39,7 +32,10 @@ PathText plain_path(std::string_view path) noexcept {
         if (rest.starts_with('"')) {
             end = end_of_quoted(rest);
             if (end == std::string_view::npos || (end < rest.size() && rest[end] != '.')) break;
-            append_unescaped(plain, rest.substr(1, end - 2));
+            for (std::size_t i = 1; i + 1 < end; ++i) {
+                if (rest[i] == '\\') ++i;
+                append(plain, rest.substr(i, 1));
+            }
         } else {
             append(plain, rest.substr(0, end));
         }

@@ -38,8 +38,7 @@ constexpr bool is_idle(const Bucket& bucket, std::int64_t now) noexcept {
 constexpr void cap_arrival(Bucket& bucket, std::int64_t now) noexcept {
     const auto ahead = static_cast<std::uint64_t>(bucket.arrival) - static_cast<std::uint64_t>(now);
     if (bucket.arrival <= now || ahead <= 2 * static_cast<std::uint64_t>(usecs_per_minute)) return;
-    bucket.arrival = now + usecs_per_minute;
-    bucket.fraction = 0;
+    bucket = {now + usecs_per_minute, 0, bucket.per_minute};
 }
 
 // Takes a token out of the bucket for a claim. Returns 0 when the claim is admitted. Otherwise it
@@ -51,22 +50,14 @@ constexpr std::int64_t charge(Bucket& bucket, std::int32_t per_minute, std::int6
     cap_arrival(bucket, now);
     Bucket next = bucket;
     // The limit has changed: the bucket is as full as before, in proportion.
-    if (next.per_minute != per_minute) {
-        if (next.fraction > 0) ++next.arrival;
-        next.fraction = 0;
-        next.per_minute = per_minute;
-    }
-    if (is_idle(next, now)) {
-        next.arrival = now;
-        next.fraction = 0;
-    }
+    if (next.per_minute != per_minute) next = {idle_from(next), 0, per_minute};
+    if (is_idle(next, now)) next = {now, 0, per_minute};
     const std::int64_t fraction = std::int64_t{next.fraction} + usecs_per_minute % per_minute;
     const bool carry = fraction >= per_minute;
     next.arrival += usecs_per_minute / per_minute + (carry ? 1 : 0);
     next.fraction = static_cast<std::int32_t>(carry ? fraction - per_minute : fraction);
 
-    const std::int64_t latest = now + usecs_per_minute;
-    const std::int64_t wait = next.arrival - latest + (next.fraction > 0 ? 1 : 0);
+    const std::int64_t wait = idle_from(next) - (now + usecs_per_minute);
     if (wait > 0) return wait;
     bucket = next;
     return 0;

@@ -14,34 +14,18 @@ constexpr std::string_view alphabet =
 
 constexpr DigitValues values = digit_values({alphabet});
 
-Raw to_raw(const Token& token) noexcept {
-    Raw out;
-    auto at = out.begin();
-    const auto put = [&at](const auto& piece) { at = std::copy(piece.begin(), piece.end(), at); };
+}  // namespace
+
+TokenText encode(const Token& token) noexcept {
+    Raw raw;
+    auto to = raw.begin();
+    const auto put = [&to](const auto& piece) { to = std::copy(piece.begin(), piece.end(), to); };
     put(big_endian<1>(static_cast<std::uint64_t>(token.kind)));
     put(token.digest);
     put(big_endian<4>(token.attempt));
     put(big_endian<8>(token.random));
     put(big_endian<4>(token.table));
-    return out;
-}
-
-// False when the kind is unknown.
-bool from_raw(const Raw& raw, Token& out) noexcept {
-    const Bytes parts(raw);
-    out.kind = static_cast<TokenKind>(raw[0]);
-    std::copy_n(parts.begin() + 1, out.digest.size(), out.digest.begin());
-    out.attempt = static_cast<std::uint32_t>(from_big_endian(parts.subspan(17, 4)));
-    out.random = from_big_endian(parts.subspan(21, 8));
-    out.table = static_cast<std::uint32_t>(from_big_endian(parts.subspan(29, 4)));
-    return out.kind == TokenKind::atomic || out.kind == TokenKind::leased;
-}
-
-}  // namespace
-
-TokenText encode(const Token& token) noexcept {
     TokenText text;
-    const Raw raw = to_raw(token);
     const auto byte = [&raw](std::size_t i) { return std::to_integer<std::uint32_t>(raw[i]); };
     for (std::size_t i = 0, at = 0; i < raw.size(); i += 3, at += 4) {
         const std::uint32_t bits = byte(i) << 16 | byte(i + 1) << 8 | byte(i + 2);
@@ -69,7 +53,13 @@ bool decode(std::string_view text, Token& out) noexcept {
         raw[i + 1] = static_cast<std::byte>(bits >> 8 & 0xff);
         raw[i + 2] = static_cast<std::byte>(bits & 0xff);
     }
-    return seen >= 0 && from_raw(raw, out);
+    const Bytes parts(raw);
+    out.kind = static_cast<TokenKind>(raw[0]);
+    std::copy_n(parts.begin() + 1, out.digest.size(), out.digest.begin());
+    out.attempt = static_cast<std::uint32_t>(from_big_endian(parts.subspan(17, 4)));
+    out.random = from_big_endian(parts.subspan(21, 8));
+    out.table = static_cast<std::uint32_t>(from_big_endian(parts.subspan(29, 4)));
+    return seen >= 0 && (out.kind == TokenKind::atomic || out.kind == TokenKind::leased);
 }
 
 }  // namespace idem::core

@@ -1,8 +1,7 @@
 #include "core/key.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
+#include <bitset>
 
 namespace idem::core {
 namespace {
@@ -129,35 +128,22 @@ bool is_named_number(std::string_view key) noexcept {
 }
 
 bool is_repetitive(std::string_view key) noexcept {
-    std::array<bool, 256> seen{};
-    std::size_t different = 0;
-    for (char c : key) {
-        bool& known = seen[static_cast<unsigned char>(c)];
-        different += known ? 0 : 1;
-        known = true;
-    }
-    return different <= 2 || different * 8 < key.size();
+    std::bitset<256> seen;
+    for (char c : key) seen[static_cast<unsigned char>(c)] = true;
+    return seen.count() <= 2 || seen.count() * 8 < key.size();
 }
 
 // The letters and digits of a key, in lower case: '[object Object]' and 'object_object' have the
 // same. Empty where a byte is not ASCII, or if there are more than the 32 that a UUID has.
-struct Essence {
-    std::array<char, 32> characters{};
+std::string_view essence_of(std::string_view key, std::array<char, 32>& room) noexcept {
     std::size_t size = 0;
-
-    std::string_view view() const noexcept { return {characters.data(), size}; }
-};
-
-Essence essence_of(std::string_view key) noexcept {
-    Essence essence;
     for (char c : key) {
         if (!is_letter(c) && !is_digit(c)) continue;
-        if (static_cast<unsigned char>(c) >= 128 || essence.size == essence.characters.size())
-            return {};
+        if (static_cast<unsigned char>(c) >= 128 || size == room.size()) return {};
         const bool upper = c >= 'A' && c <= 'Z';
-        essence.characters[essence.size++] = upper ? static_cast<char>(c - 'A' + 'a') : c;
+        room[size++] = upper ? static_cast<char>(c - 'A' + 'a') : c;
     }
-    return essence;
+    return {room.data(), size};
 }
 
 // What languages print for a missing value, what the header and its parameter are called, and words
@@ -192,8 +178,7 @@ bool has_missing_step(std::string_view key) noexcept {
 // A template's parameter that was not filled in: '{{order_id}}', '${orderId}', '<order id>'.
 bool is_placeholder(std::string_view key) noexcept {
     const auto encloses = [key](std::string_view begin, std::string_view end) {
-        return key.size() >= begin.size() + end.size() && key.starts_with(begin) &&
-               key.ends_with(end);
+        return key.starts_with(begin) && key.ends_with(end);
     };
     return encloses("{{", "}}") || encloses("${", "}") || encloses("<", ">");
 }
@@ -201,8 +186,8 @@ bool is_placeholder(std::string_view key) noexcept {
 bool is_generic(std::string_view key) noexcept {
     constexpr std::string_view nil_uuid = "00000000000000000000000000000000";
     constexpr std::string_view max_uuid = "ffffffffffffffffffffffffffffffff";
-    const Essence essence = essence_of(key);
-    const std::string_view word = essence.view();
+    std::array<char, 32> room{};
+    const std::string_view word = essence_of(key, room);
     return std::binary_search(generic_words.begin(), generic_words.end(), word) ||
            word == nil_uuid || word == max_uuid || is_placeholder(key) || has_missing_step(key);
 }

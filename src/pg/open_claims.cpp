@@ -93,13 +93,6 @@ void refuse_open_claims(bool preparing) {
                                             "transaction of its own: start one with BEGIN.")));
 }
 
-// ForceSyncCommit() would wait for this server's disk, but not for a standby.
-void raise_durability() {
-    if (!claims->durable || synchronous_commit >= SYNCHRONOUS_COMMIT_REMOTE_FLUSH) return;
-    (void)set_config_option("synchronous_commit", "on", PGC_USERSET, PGC_S_SESSION,
-                            GUC_ACTION_LOCAL, true, 0, false);
-}
-
 void make_map() {
     if (claims != nullptr) return;
     claims = static_cast<Claims*>(MemoryContextAllocZero(TopTransactionContext, sizeof(Claims)));
@@ -189,9 +182,7 @@ Claim& remember_claim(const Claim& from) {
     Assert(from.unlocked || find_claim(from.token.digest) == nullptr ||
            find_claim(from.token.digest)->phase != Phase::open);
     Claim* claim = copy_of(from);
-    claim->phase = Phase::open;
     claim->claimed_in = claims->latest = GetCurrentSubTransactionId();
-    claim->closed_in = InvalidSubTransactionId;
 
     claim->older = claims->newest;
     claims->newest = claim;
@@ -246,7 +237,10 @@ int claims_held() {
 void prepare_commit(bool preparing) {
     if (claims == nullptr) return;
     refuse_open_claims(preparing);
-    raise_durability();
+    // ForceSyncCommit() would wait for this server's disk, but not for a standby.
+    if (claims->durable && synchronous_commit < SYNCHRONOUS_COMMIT_REMOTE_FLUSH)
+        (void)set_config_option("synchronous_commit", "on", PGC_USERSET, PGC_S_SESSION,
+                                GUC_ACTION_LOCAL, true, 0, false);
 }
 
 // TopTransactionContext frees the memory. The slot of held claims is not valid any more: it names

@@ -112,15 +112,6 @@ void count_deleted(Purge& purge, bool succeeded) {
 
 // ---- A row --------------------------------------------------------------------------------------
 
-// What another transaction is changing is left as it is; the next round comes back to it.
-
-void purge_record(Purge& purge, TupleTableSlot* slot) {
-    KnownScope* scope = purge.scopes.find(Record(slot).scope_id());
-    if (delete_row(purge.records, slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
-    if (scope != nullptr && !scope->dropped) ++scope->deleted;
-    ++purge.result.purged;
-}
-
 void purge_answer(Purge& purge, TupleTableSlot* slot, std::int64_t answer_ttl) {
     if (!purge.rewrites) return;
     MemoryContextReset(purge.memory);
@@ -129,17 +120,18 @@ void purge_answer(Purge& purge, TupleTableSlot* slot, std::int64_t answer_ttl) {
     MemoryContextSwitchTo(before);
 }
 
-// A record of our own transaction does not expire within it, and keeps its answer.
+// A record of our own transaction does not expire within it, and keeps its answer. What another
+// transaction is changing is left as it is; the next round comes back to it.
 void purge_row(Purge& purge, TupleTableSlot* slot) {
     const Record row(slot);
-    const bool expired = row.expires() <= purge.now;
-    const KnownScope* scope = expired ? nullptr : purge.scopes.find(row.scope_id());
-    const bool stays = scope == nullptr || (!scope->dropped && !scope->answer_ttl);
+    KnownScope* scope = purge.scopes.find(row.scope_id());
+    const bool expired = row.expires() <= purge.now || (scope != nullptr && scope->dropped);
+    const bool stays = scope == nullptr || !scope->answer_ttl;
     if ((!expired && stays) || written_here(slot)) return;
-    if (expired || scope->dropped)
-        purge_record(purge, slot);
-    else
-        purge_answer(purge, slot, *scope->answer_ttl);
+    if (!expired) return purge_answer(purge, slot, *scope->answer_ttl);
+    if (delete_row(purge.records, slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
+    if (scope != nullptr && !scope->dropped) ++scope->deleted;
+    ++purge.result.purged;
 }
 
 // ---- The table idem.purge_progress --------------------------------------------------------------

@@ -50,28 +50,6 @@ std::int64_t naptime() {
     return std::int64_t{pg::guc::purge_naptime} * 1000;
 }
 
-bool is_purged(const FormData_pg_database& database) {
-    return database.datallowconn && !database.datistemplate &&
-           database.datconnlimit != invalid_database;
-}
-
-void note_database(Launcher& self, Oid oid, std::int64_t now) {
-    bool found;
-    Database* database = self.databases.enter(oid, found);
-    if (!found) {
-        database->delay = naptime();
-        database->due = now;
-    }
-    database->round = self.round;
-}
-
-void forget_databases(Launcher& self) {
-    self.databases.for_each([&self](const Database& database) {
-        if (database.round == self.round) return;
-        self.databases.remove(database.oid);
-    });
-}
-
 void read_databases(Launcher& self, std::int64_t now) {
     MemoryContext context = CurrentMemoryContext;
     ++self.round;
@@ -82,12 +60,19 @@ void read_databases(Launcher& self, std::int64_t now) {
     Relation relation = table_open(DatabaseRelationId, AccessShareLock);
     TableScanDesc scan = table_beginscan_catalog(relation, 0, nullptr);
     while (HeapTuple tuple = heap_getnext(scan, ForwardScanDirection)) {
-        const auto* database = reinterpret_cast<const FormData_pg_database*>(GETSTRUCT(tuple));
-        if (is_purged(*database)) note_database(self, database->oid, now);
+        const auto* row = reinterpret_cast<const FormData_pg_database*>(GETSTRUCT(tuple));
+        if (!row->datallowconn || row->datistemplate || row->datconnlimit == invalid_database)
+            continue;
+        bool found;
+        Database* database = self.databases.enter(row->oid, found);
+        if (!found) *database = {row->oid, naptime(), now, 0};
+        database->round = self.round;
     }
     table_endscan(scan);
     table_close(relation, AccessShareLock);
-    forget_databases(self);
+    self.databases.for_each([&self](const Database& database) {
+        if (database.round != self.round) self.databases.remove(database.oid);
+    });
     CommitTransactionCommand();
     MemoryContextSwitchTo(context);
     self.next_round = now + naptime();
@@ -140,14 +125,6 @@ BackgroundWorker worker_named(const char* name, const char* function, int restar
     return worker;
 }
 
-BackgroundWorkerHandle* start_worker(const Task& task) {
-    auto worker = worker_named("idem purger", "idem_purger_main", BGW_NEVER_RESTART);
-    worker.bgw_main_arg = Int32GetDatum(task.number);
-    worker.bgw_notify_pid = MyProcPid;
-    BackgroundWorkerHandle* handle = nullptr;
-    return RegisterDynamicBackgroundWorker(&worker, &handle) ? handle : nullptr;
-}
-
 void wait_for(Launcher& self, BackgroundWorkerHandle* handle) {
     const std::int64_t deadline = read_clocks().steady + task_limit;
     bool terminated = false;
@@ -187,8 +164,11 @@ std::int64_t delay_after(const Task& task, std::int64_t delay) {
 
 void purge(Launcher& self, Database& database, const Clocks& now) {
     Task task = open_task(database.oid, now);
-    BackgroundWorkerHandle* handle = start_worker(task);
-    if (handle == nullptr) {
+    auto worker = worker_named("idem purger", "idem_purger_main", BGW_NEVER_RESTART);
+    worker.bgw_main_arg = Int32GetDatum(task.number);
+    worker.bgw_notify_pid = MyProcPid;
+    BackgroundWorkerHandle* handle = nullptr;
+    if (!RegisterDynamicBackgroundWorker(&worker, &handle)) {
         self.back_off = core::back_off(self.back_off);
         self.quiet = now.steady + self.back_off;
         return log_missing_worker(self, now.steady);
@@ -217,7 +197,19 @@ std::int64_t run_once(Launcher& self) {
     return now.steady;
 }
 
-[[noreturn]] void launch_forever() {
+}  // namespace
+
+void register_launcher() {
+    constexpr int restart_after_seconds = 5;
+    if (IsBinaryUpgrade) return;
+    auto worker = worker_named("idem launcher", "idem_launcher_main", restart_after_seconds);
+    RegisterBackgroundWorker(&worker);
+}
+
+extern "C" PGDLLEXPORT void idem_launcher_main(Datum);
+void idem_launcher_main(Datum) {
+    catch_signals();
+    BackgroundWorkerInitializeConnection(nullptr, nullptr, 0);
     Launcher self{};
     self.databases.create("idem databases", 64, TopMemoryContext);
     self.trusted = read_clocks();
@@ -237,22 +229,6 @@ std::int64_t run_once(Launcher& self) {
         if (ProcDiePending) proc_exit(1);
         CHECK_FOR_INTERRUPTS();
     }
-}
-
-}  // namespace
-
-void register_launcher() {
-    constexpr int restart_after_seconds = 5;
-    if (IsBinaryUpgrade) return;
-    auto worker = worker_named("idem launcher", "idem_launcher_main", restart_after_seconds);
-    RegisterBackgroundWorker(&worker);
-}
-
-extern "C" PGDLLEXPORT void idem_launcher_main(Datum);
-void idem_launcher_main(Datum) {
-    catch_signals();
-    BackgroundWorkerInitializeConnection(nullptr, nullptr, 0);
-    launch_forever();
 }
 
 }  // namespace idem::worker

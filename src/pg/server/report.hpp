@@ -19,11 +19,8 @@ constexpr int errcode_of(std::string_view sqlstate) {
 }
 
 // One of idem's own errors, by its name in core/errors.hpp.
-struct OwnError {
-    const char* name;
-    std::string_view sqlstate;
-    consteval OwnError(const char* own_name)
-        : name(own_name), sqlstate(core::own_error(own_name).sqlstate) {}
+struct OwnError : core::Error {
+    consteval OwnError(const char* own_name) : Error(core::own_error(own_name)) {}
 };
 // An auxiliary function of ereport(), as errcode() is: the SQLSTATE, and the name in a field of the
 // protocol, so that no program has to parse English (docs/reference.md, "Errors").

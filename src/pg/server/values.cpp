@@ -102,4 +102,19 @@ Interval* interval_of(std::int64_t usecs) {
     return interval;
 }
 
+Datum value_of_text(Oid type, char* text, std::int32_t modifier) {
+    Oid input;
+    Oid parameter;
+    getTypeInputInfo(type, &input, &parameter);
+    return OidInputFunctionCall(input, text, parameter, modifier);
+}
+
+char* text_of_value(Oid type, NullableDatum value) {
+    if (value.isnull) return nullptr;
+    Oid output;
+    bool is_varlena;
+    getTypeOutputInfo(type, &output, &is_varlena);
+    return OidOutputFunctionCall(output, value.value);
+}
+
 }  // namespace idem::pg

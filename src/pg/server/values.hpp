@@ -116,9 +116,6 @@ class Row {
     void set_int(int column, std::optional<std::int32_t> value) {
         if (value) set(column, Int32GetDatum(*value));
     }
-    void set_bool(int column, std::optional<bool> value) {
-        if (value) set(column, BoolGetDatum(*value));
-    }
     void set_time(int column, std::optional<TimestampTz> value) {
         if (value) set(column, TimestampTzGetDatum(*value));
     }
@@ -159,5 +156,10 @@ std::optional<std::int64_t> duration_arg(FunctionCallInfo fcinfo, int n, const c
 
 // Microseconds as an interval that has neither months nor days.
 Interval* interval_of(std::int64_t usecs);
+
+// As the input and output functions of the type do it. The first raises their errors, the second
+// returns NULL for NULL.
+Datum value_of_text(Oid type, char* text, std::int32_t modifier = -1);
+char* text_of_value(Oid type, NullableDatum value);
 
 }  // namespace idem::pg

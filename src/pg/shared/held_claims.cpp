@@ -44,21 +44,17 @@ void read_slot(const Slot& slot, Slot& copied) {
     copied.claim.key = {copied.key, copied.claim.key.size()};
 }
 
-// A prepared transaction is in progress and has no process. top is not a subtransaction.
-bool is_prepared(TransactionId top) {
-    return !TransactionIdIsCurrentTransactionId(top) && TransactionIdIsInProgress(top) &&
-           BackendXidGetPid(top) == 0;
-}
-
-// The transaction that is changing the row, if it is a prepared one. An update shows in the new
-// version; a deletion shows in the row itself.
+// The transaction that is changing the row, if it is a prepared one, which is in progress and has
+// no process. An update shows in the new version; a deletion shows in the row itself.
 TransactionId prepared_writer(const SnapshotData& dirty, TupleTableSlot* slot) {
     TransactionId writer = dirty.xmin;
     if (!TransactionIdIsValid(writer) && TransactionIdIsValid(dirty.xmax) && !has_successor(slot))
         writer = dirty.xmax;
     if (!TransactionIdIsValid(writer)) return InvalidTransactionId;
     const TransactionId top = SubTransGetTopmostTransaction(writer);
-    return is_prepared(top) ? top : InvalidTransactionId;
+    const bool prepared = !TransactionIdIsCurrentTransactionId(top) &&
+                          TransactionIdIsInProgress(top) && BackendXidGetPid(top) == 0;
+    return prepared ? top : InvalidTransactionId;
 }
 
 }  // namespace

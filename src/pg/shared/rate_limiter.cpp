@@ -49,13 +49,6 @@ constinit HashTable<BucketKey, Entry> table;
 constinit HashTable<HolderKey, Occupant> holders;
 constinit LWLock* lock = nullptr;
 
-BucketKey bucket_key(std::int32_t scope_id, std::string_view tenant) {
-    Assert(tenant.size() <= core::max_tenant_bytes);
-    BucketKey key{shared->seed, MyDatabaseId, scope_id, {}};
-    std::copy(tenant.begin(), tenant.end(), key.tenant);
-    return key;
-}
-
 // The holders of a bucket.
 std::array<HolderKey, 2> holders_of(const BucketKey& key) {
     return {HolderKey{key.database, key.scope_id}, HolderKey{key.database, 0}};
@@ -136,19 +129,13 @@ Entry* find_or_add(const BucketKey& key, TimestampTz now) {
     return entry;
 }
 
-std::int64_t take_token(Entry& entry, std::int32_t per_minute, TimestampTz now) {
-    SpinLockAcquire(&entry.mutex);
-    const std::int64_t wait = core::charge(entry.bucket, per_minute, now);
-    SpinLockRelease(&entry.mutex);
-    return wait;
-}
-
 }  // namespace
 
 Charge charge_bucket(std::int32_t scope_id, std::string_view tenant, std::int32_t per_minute,
                      TimestampTz now) {
-    Assert(per_minute >= 1);
-    const BucketKey key = bucket_key(scope_id, tenant);
+    Assert(per_minute >= 1 && tenant.size() <= core::max_tenant_bytes);
+    BucketKey key{shared->seed, MyDatabaseId, scope_id, {}};
+    std::copy(tenant.begin(), tenant.end(), key.tenant);
     LWLockAcquire(lock, LW_SHARED);
     Entry* entry = table.find(key);
     if (entry == nullptr) {
@@ -156,11 +143,14 @@ Charge charge_bucket(std::int32_t scope_id, std::string_view tenant, std::int32_
         LWLockAcquire(lock, LW_EXCLUSIVE);
         entry = find_or_add(key, now);
     }
-    const Charge result =
-        entry != nullptr
-            ? Charge{.wait = take_token(*entry, per_minute, now)}
-            : Charge{.has_room = false,
-                     .wait = std::max<std::int64_t>(full_for({MyDatabaseId, scope_id}, now), 1)};
+    Charge result{.has_room = entry != nullptr};
+    if (result.has_room) {
+        SpinLockAcquire(&entry->mutex);
+        result.wait = core::charge(entry->bucket, per_minute, now);
+        SpinLockRelease(&entry->mutex);
+    } else {
+        result.wait = std::max<std::int64_t>(full_for({MyDatabaseId, scope_id}, now), 1);
+    }
     LWLockRelease(lock);
     return result;
 }

@@ -235,10 +235,6 @@ bytea* new_fingerprint(Jsonb* request, const NumberedList& exclude) {
     return bytea_of(core::pack(made).bytes());
 }
 
-core::ListNumber list_number(const bytea* stored) {
-    return stored == nullptr ? 0 : core::list_number(core::as_bytes(view_of(stored)));
-}
-
 bytea* fingerprint_of_any() {
     return bytea_of(core::fingerprint_of_any);
 }

@@ -40,9 +40,6 @@ struct NumberedList {
 // NULL request, which binds nothing.
 bytea* new_fingerprint(Jsonb* request, const NumberedList& exclude);
 
-// The number of the list that the stored fingerprint was made with; 0 for none.
-core::ListNumber list_number(const bytea* stored);
-
 // A fingerprint that every request matches, NULL included; palloc'd.
 bytea* fingerprint_of_any();
 

@@ -58,13 +58,10 @@ void add_tenant_context(void* table) {
 Datum tenant_value(TupleDesc table, std::string_view tenant) {
     Assert(has_tenant_column(table));
     const FormData_pg_attribute* column = TupleDescAttr(table, 0);
-    Oid input;
-    Oid parameter;
-    getTypeInputInfo(column->atttypid, &input, &parameter);
     ErrorContextCallback context{error_context_stack, add_tenant_context, table};
     error_context_stack = &context;
-    const Datum value = OidInputFunctionCall(input, pnstrdup(tenant.data(), tenant.size()),
-                                             parameter, column->atttypmod);
+    const Datum value =
+        value_of_text(column->atttypid, report::c_string(tenant), column->atttypmod);
     error_context_stack = context.previous;
     return value;
 }
@@ -465,7 +462,8 @@ ChangeResult BulkWriter::write(const NewRecord& record, const Found& found, Wait
     const ChangeResult written =
         found.presence == core::Presence::absent
             ? ChangeResult{insert() ? TM_Ok : TM_Updated, InvalidTransactionId}
-            : replace(record.digest(), found, bound);
+            : replace_row(records_, record.digest(), found.tid, row_, bound);
+    if (written.result != TM_Updated) check_not_replaced(written, changed_meanwhile);
     ExecClearTuple(row_);
     MemoryContextSwitchTo(before);
     return written;
@@ -489,12 +487,6 @@ bool BulkWriter::insert() {
     indexes_.add_other_entries(row_, IndexEntries::all, unfinished);
     fire_triggers(table, CMD_INSERT, nullptr, row_);
     return true;
-}
-
-ChangeResult BulkWriter::replace(const core::Digest& digest, const Found& found, WaitBound& bound) {
-    const ChangeResult changed = replace_row(records_, digest, found.tid, row_, bound);
-    if (changed.result != TM_Updated) check_not_replaced(changed, changed_meanwhile);
-    return changed;
 }
 
 }  // namespace idem::pg

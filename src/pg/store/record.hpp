@@ -372,7 +372,6 @@ class BulkWriter {
 
   private:
     bool insert();
-    ChangeResult replace(const core::Digest& digest, const Found& found, WaitBound& bound);
 
     Records records_;
     DigestScan scan_;

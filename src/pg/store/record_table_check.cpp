@@ -19,11 +19,6 @@ std::optional<FormData_pg_class> pg_class_of(Oid relation) {
     return find_form<FormData_pg_class>(RELOID, relation);
 }
 
-Oid owner_of_schema() {
-    const auto schema = find_form<FormData_pg_namespace>(NAMESPACEOID, own_schema());
-    return schema ? schema->nspowner : InvalidOid;
-}
-
 const char* role_in_words(Oid role) {
     return OidIsValid(role) ? psprintf("role \"%s\"", GetUserNameFromId(role, false)) : "PUBLIC";
 }
@@ -329,10 +324,8 @@ Fault missing_index(Relation relation) {
 }  // namespace
 
 Oid digest_type() {
-    const Oid schema = own_schema();
-    if (!OidIsValid(schema)) return InvalidOid;
     const Oid type = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid, CStringGetDatum("key_digest"),
-                                     ObjectIdGetDatum(schema));
+                                     ObjectIdGetDatum(own_schema()));
     const bool ours = OidIsValid(type) &&
                       getExtensionOfObject(TypeRelationId, type) == get_extension_oid("idem", true);
     return ours ? type : InvalidOid;
@@ -353,9 +346,10 @@ RecordTableFault outward_fault(Oid table) {
 
 RecordTableFault fault_of_own(Relation relation, int written) {
     const Oid table = RelationGetRelid(relation);
+    const auto schema = find_form<FormData_pg_namespace>(NAMESPACEOID, own_schema());
     Fault fault = kind_fault(table, *relation->rd_rel);
     if (!fault) fault = own_columns_fault(relation, written);
-    if (!fault) fault = privileges_fault(table, owner_of_schema());
+    if (!fault) fault = privileges_fault(table, schema ? schema->nspowner : InvalidOid);
     if (!fault) fault = own_checks_fault(relation);
     if (!fault) fault = skipped_fault(relation);
     return fault;

@@ -48,12 +48,6 @@ void prepare_cache() {
     valid = true;
 }
 
-// A list of paths, as the scope's request_lists have it: an array as text.
-PathList paths_of(std::string_view list) {
-    return read_paths(
-        DatumGetArrayTypeP(OidInputFunctionCall(F_ARRAY_IN, report::c_string(list), TEXTOID, -1)));
-}
-
 // A constraint of the table sees to it that the list is there.
 core::ListNumber number_in(TextList lists, Datum list) {
     const std::string_view text = OidOutputFunctionCall(F_ARRAY_OUT, list);
@@ -177,7 +171,8 @@ std::optional<bool> records_after_change(std::int32_t id) {
 }
 
 PathList request_list(const Scope& scope, const bytea* fingerprint) {
-    const core::ListNumber number = list_number(fingerprint);
+    const core::ListNumber number =
+        fingerprint == nullptr ? 0 : core::list_number(core::as_bytes(view_of(fingerprint)));
     if (number == scope.request_exclude.number) return scope.request_exclude.paths;
     if (number == 0) return {};
     TextList lists = scope.request_lists;
@@ -194,7 +189,8 @@ PathList request_list(const Scope& scope, const bytea* fingerprint) {
                        "the \"request_lists\" of the scope's row in idem.scope."),
              errhint("Restore or replicate idem.scope together with the records, or import the "
                      "identity of the server that has made them.")));
-    return paths_of(lists[number - 1]);
+    char* list = report::c_string(lists[number - 1]);  // an array as text
+    return read_paths(DatumGetArrayTypeP(value_of_text(TEXTARRAYOID, list)));
 }
 
 bool may_observe(Oid owner) {

@@ -31,13 +31,6 @@ const char* why_not_final(core::FailureFault fault) {
     return "it is neither a SQLSTATE of five characters, 0-9 and A-Z, nor a class of two";
 }
 
-// What removes a limit where NULL means "unchanged".
-bool stands_for_none(const Setting& setting, Datum value) {
-    if (setting.preset != nullptr) return false;
-    return setting.type == INT4OID ? DatumGetInt32(value) == -1
-                                   : duration(setting.name, *DatumGetIntervalP(value)) == 0;
-}
-
 }  // namespace
 
 // ---- The parts of a row -------------------------------------------------------------------------
@@ -131,23 +124,6 @@ std::size_t number_of_word(Datum value, std::span<const std::string_view> among)
     return static_cast<std::size_t>(found - among.begin());
 }
 
-// ---- The table ----------------------------------------------------------------------------------
-
-NullableDatum checked_value(const Setting& setting, NullableDatum value) {
-    constexpr NullableDatum none = {Datum{0}, true};
-    if (value.isnull && setting.preset != nullptr) report::null_argument(setting.name);
-    if (value.isnull || stands_for_none(setting, value.value)) return none;
-    setting.check(setting, value.value);
-    return value;
-}
-
-Datum value_of_text(const Setting& setting, const char* text) {
-    Oid input;
-    Oid parameter;
-    getTypeInputInfo(setting.type, &input, &parameter);
-    return OidInputFunctionCall(input, pstrdup(text), parameter, -1);
-}
-
 // ---- The rows of idem.scope ---------------------------------------------------------------------
 
 std::optional<Datum> scope_row::column(TupleTableSlot* slot, int which) {
@@ -159,7 +135,7 @@ std::optional<Datum> scope_row::column(TupleTableSlot* slot, int which) {
     if (which < first_setting) return std::nullopt;
     const Setting& setting = settings[static_cast<std::size_t>(which - first_setting)];
     if (setting.preset == nullptr) return std::nullopt;
-    return value_of_text(setting, setting.preset);
+    return value_of_text(setting.type, pstrdup(setting.preset));
 }
 
 }  // namespace idem::pg

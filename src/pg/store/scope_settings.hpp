@@ -183,13 +183,6 @@ inline constexpr auto settings = std::to_array<Setting>({
 inline constexpr std::size_t named_settings = 20;
 static_assert(named_settings <= settings.size());
 
-// The value without what stands for none (-1, or an interval of zero), checked. Raises 22004 or
-// 22023.
-NullableDatum checked_value(const Setting& setting, NullableDatum value);
-
-// From text, as the input function of the type reads it. Raises its errors.
-Datum value_of_text(const Setting& setting, const char* text);
-
 // ---- The rows of idem.scope ---------------------------------------------------------------------
 
 namespace scope_row {

@@ -10,14 +10,6 @@ using namespace scope_row;
 
 constexpr int column_exclude = column_of("request_exclude");
 
-const char* text_of_value(Oid type, NullableDatum value) {
-    if (value.isnull) return nullptr;
-    Oid output;
-    bool is_varlena;
-    getTypeOutputInfo(type, &output, &is_varlena);
-    return OidOutputFunctionCall(output, value.value);
-}
-
 // The list gets a number when it is first used, and has it again when it returns: fingerprints keep
 // the number. Changes of scopes are serialised, so that two lists never get the same number.
 void number_request_list(ScopeRow& row) {
@@ -29,6 +21,13 @@ void number_request_list(ScopeRow& row) {
     row.set(column_request_lists,
             array_set_element(PointerGetDatum(lists), 1, &next, CStringGetTextDatum(text), false,
                               -1, -1, false, TYPALIGN_INT));
+}
+
+// What removes a limit where NULL means "unchanged".
+bool stands_for_none(const Setting& setting, Datum value) {
+    if (setting.preset != nullptr) return false;
+    return setting.type == INT4OID ? DatumGetInt32(value) == -1
+                                   : duration(setting.name, *DatumGetIntervalP(value)) == 0;
 }
 
 void check_scope_name(std::string_view name) {
@@ -130,8 +129,12 @@ ScopeRow new_scope(std::string_view name) {
     return row;
 }
 
-void change(ScopeRow& row, std::size_t setting, NullableDatum value) {
-    row.set(column_of(setting), checked_value(settings[setting], value));
+void change(ScopeRow& row, std::size_t number, NullableDatum value) {
+    const Setting& setting = settings[number];
+    if (value.isnull && setting.preset != nullptr) report::null_argument(setting.name);
+    if (!value.isnull && stands_for_none(setting, value.value)) value = {Datum{0}, true};
+    if (!value.isnull) setting.check(setting, value.value);
+    row.set(column_of(number), value);
 }
 
 void change_owner(ScopeRow& row, Oid owner) {
@@ -150,7 +153,7 @@ bool same_value(Oid type, NullableDatum a, NullableDatum b) {
 
 NullableDatum preset_value(const Setting& setting) {
     if (setting.preset == nullptr) return {Datum{0}, true};
-    return {value_of_text(setting, setting.preset), false};
+    return {value_of_text(setting.type, pstrdup(setting.preset)), false};
 }
 
 // ---- Scopes as SQL ------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ inline std::string_view name_of(const ScopeRow& row) {
 // 63 bytes.
 ScopeRow new_scope(std::string_view name);
 
-// Gives the setting, by its number, a value in the row. Raises 22004 or 22023 unless the value is
-// one that the setting can have.
-void change(ScopeRow& row, std::size_t setting, NullableDatum value);
+// Gives the setting, by its number, a value in the row, which is none for -1 or an interval of zero
+// if it has no default. Raises 22004 or 22023 unless the value is one that the setting can have.
+void change(ScopeRow& row, std::size_t number, NullableDatum value);
 
 // The owner's role gets access to all keys of the scope. The caller must be able to become that
 // role, as for ALTER ... OWNER TO.

@@ -29,11 +29,9 @@ constinit StoredSecret older{};
 constinit std::uint64_t invalidations = 0;
 
 core::Secret secret_of(Datum value) {
-    const bytea* bytes = DatumGetByteaPP(value);
+    const core::Bytes bytes = core::as_bytes(view_of(DatumGetByteaPP(value)));
     core::Secret secret{};
-    const auto* from = reinterpret_cast<const std::byte*>(VARDATA_ANY(bytes));
-    std::copy_n(from, std::min<std::size_t>(VARSIZE_ANY_EXHDR(bytes), secret.size()),
-                secret.begin());
+    std::copy_n(bytes.begin(), std::min(bytes.size(), secret.size()), secret.begin());
     return secret;
 }
 
@@ -71,9 +69,7 @@ void make_secret(Relation relation, std::int32_t id) {
     Row<columns> row;
     row.set_int(column_id, id);
     row.set_text(column_purpose, id == seed_id ? "seed" : "fingerprint");
-    row.set_pointer(column_secret,
-                    cstring_to_text_with_len(reinterpret_cast<const char*>(made.data()),
-                                             static_cast<int>(made.size())));
+    row.set_text(column_secret, {reinterpret_cast<const char*>(made.data()), made.size()});
     row.set_time(column_created, GetCurrentTimestamp());
     insert_row(relation, row.values(), row.nulls());
 }

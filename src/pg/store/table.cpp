@@ -397,12 +397,9 @@ Relation KeyedTable::open_index() const {
     return index;
 }
 
-DigestScan::DigestScan(const KeyedTable& table) : table_(table), index_(table.open_index()) {
-    InitDirtySnapshot(dirty_);
-}
-
 DigestScan::DigestScan(const KeyedTable& table, Relation index)
-    : table_(table), index_(index_open(RelationGetRelid(index), NoLock)) {
+    : table_(table),
+      index_(index == nullptr ? table.open_index() : index_open(RelationGetRelid(index), NoLock)) {
     InitDirtySnapshot(dirty_);
 }
 

@@ -338,9 +338,8 @@ class KeyedTable {
 // context of its first use, which must live as long as the scan.
 class DigestScan {
   public:
-    explicit DigestScan(const KeyedTable& table);
-    // Through this index instead of the primary key. The caller has locked it.
-    DigestScan(const KeyedTable& table, Relation index);
+    // Through the primary key or, if it is given, an index that the caller has locked.
+    explicit DigestScan(const KeyedTable& table, Relation index = nullptr);
     DigestScan(const DigestScan&) = delete;
     DigestScan& operator=(const DigestScan&) = delete;
     void end();
