@@ -117,6 +117,9 @@ INSERT INTO bench.operation (name, body) VALUES
 ('select', $$
     SELECT response INTO answer FROM bench.finished
      WHERE tenant = '' AND scope = 'payments' AND key = k;$$),
+('update', $$
+    UPDATE bench.finished SET expires = now() + interval '1 day'
+     WHERE tenant = '' AND scope = 'payments' AND key = k;$$),
 ('conflict', $$
     BEGIN
       c := idem.claim('payments', k, '{"amount": 0}');
