@@ -62,7 +62,6 @@ extern "C" {
 #include "parser/parse_coerce.h"
 #include "pgstat.h"
 #include "port/atomics.h"
-#include "portability/instr_time.h"
 #include "storage/bufmgr.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
