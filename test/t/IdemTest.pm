@@ -14,7 +14,7 @@ use Test::More;
 
 our @EXPORT = qw(installed managed_edition install_managed idem_node start_with_clock install_payments
   install_lapse claim_open sqlstate waits_for runs load crash kill_process kill_postmaster restart_killed
-  configure configure_purge wait_for_standbys replicate await_visit rewind effects locks tables_are_sound
+  configure configure_purge wait_for_standbys replicate await_visit await_runs rewind effects locks tables_are_sound
   log_is_clean);
 
 # How a test ends that takes too long: it says where it is, and its servers are stopped.
@@ -261,6 +261,21 @@ SQL
 		$node->safe_psql($database, q{BEGIN; SELECT idem.use_records('public.visits');
 			SELECT idem.once('visits', 'k'); COMMIT});
 		$node->poll_query_until($database, 'SELECT count(*) = 0 FROM public.visits') or die "no visit of $database";
+	}
+	return;
+}
+
+# Waits until the worker has been in these databases again, where it need not find anything that it may
+# purge. It stays too briefly to be seen, but its transactions are counted.
+sub await_runs
+{
+	my ($node, @databases) = @_;
+	my $commits = 'SELECT xact_commit FROM pg_stat_database WHERE datname =';
+	my %before = map { $_ => $node->safe_psql('template1', "$commits '$_'") } @databases;
+	for my $database (@databases)
+	{
+		$node->poll_query_until('template1', "SELECT ($commits '$database') > 5 + $before{$database}")
+		  or die "no run in $database";
 	}
 	return;
 }

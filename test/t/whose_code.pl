@@ -64,7 +64,7 @@ sub by_worker
 	ok($node->poll_query_until('postgres', 'SELECT count(*) = ' . shift
 			. ' FROM idem.record WHERE response IS NOT NULL'),
 		'and goes on');
-	await_visit($node);    # and once more
+	await_runs($node, 'postgres');    # and once more
 	configure_purge($node, 'idem.purge_naptime', '0');
 	return;
 }
@@ -159,7 +159,7 @@ for my $case (
 	is(sqlstate($node, q{SELECT idem.erase('answers', 'good')}), '55000', "$what: erase() does not write either");
 	$node->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
 	$node->reload;
-	await_visit($node);
+	await_runs($node, 'postgres');
 	configure_purge($node, 'idem.purge_naptime', '0');
 	is(left(), '2|3', "$what: nor does the worker");
 	is(sql('SELECT count(*) FROM app.ran'), 0, "$what: no function of another role has run");

@@ -46,20 +46,6 @@ sub left
 	return;
 }
 
-# Waits until the worker has been in these databases again, where it need not find anything that it may
-# purge. It stays too briefly to be seen, but its transactions are counted.
-sub await_runs
-{
-	my $commits = 'SELECT xact_commit FROM pg_stat_database WHERE datname =';
-	my %before = map { $_ => sql("$commits '$_'") } @_;
-	for my $database (@_)
-	{
-		$node->poll_query_until('postgres', "SELECT ($commits '$database') > 5 + $before{$database}")
-		  or die "no run in $database";
-	}
-	return;
-}
-
 # The processes of idem, of one kind.
 sub pids
 {
@@ -271,8 +257,9 @@ install_payments($node, 'postgres');
 sql('CREATE DATABASE ahead');
 install_payments($node, 'ahead');
 fill('ahead', 10, '1 hour');
-my ($version) = split /\n/, $node->safe_psql('ahead', "SELECT extversion FROM pg_extension WHERE extname = 'idem';
-	UPDATE pg_extension SET extversion = '999' WHERE extname = 'idem'; UPDATE idem.record SET expires = '-infinity'");
+my $version = $node->safe_psql('ahead', "SELECT extversion FROM pg_extension WHERE extname = 'idem'");
+$node->safe_psql('ahead', "BEGIN; LOCK idem.record; UPDATE pg_extension SET extversion = '999' WHERE extname = 'idem';
+	UPDATE idem.record SET expires = '-infinity'; COMMIT");    # a worker that has seen the old version has ended
 fill('bystander', 10, '1 hour');
 my $counted = q{SELECT claims > 0, stats_reset FROM idem.stats WHERE scope = 'payments'};
 my $counters = $node->safe_psql('bystander', "SELECT idem.once('payments', 'counted'); $counted");
@@ -280,7 +267,7 @@ $node->safe_psql('bystander', "ALTER TABLE idem.record RENAME extra_attempts TO 
 	UPDATE idem.record SET expires = '-infinity'");
 fill('postgres', 10, '-1 second');
 left('postgres', 0, 'a database beside one that awaits an update is purged');
-await_runs(qw(bystander ahead));
+await_runs($node, qw(bystander ahead));
 is(records('bystander'), 11, 'tables of another layout are left alone');
 is(records('ahead'), 10, 'so are those of a newer version');
 is($node->safe_psql('bystander', "SELECT true; $counted"), $counters, 'and their statistics go on');
