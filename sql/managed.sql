@@ -44,8 +44,9 @@ BEGIN
         RAISE duplicate_schema USING
             MESSAGE = 'schema "idem" or "idem_internal" exists already',
             DETAIL = 'The SQL edition is installed, or the schema is of something else.',
-            HINT = 'SELECT idem.edition() shows what is installed. To install idem in another '
-                   'form, drop the schemas first, which forgets all keys.';
+            HINT = 'SELECT idem.edition() shows what is installed. To update idem, run the '
+                   'update script of the release; to move to the extension, sql/managed_move.sql. '
+                   'Both keep all keys. Dropping the schemas forgets them.';
     END IF;
 END
 $$;
