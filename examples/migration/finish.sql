@@ -22,10 +22,16 @@ BEGIN
                             remaining.keys, remaining.until),
             HINT = 'Run this script again after that time.';
   END IF;
+  IF EXISTS (SELECT FROM pg_proc WHERE prosrc ~* '\mmigrate\s*\.\s*claim\M'
+                AND pronamespace <> 'migrate'::regnamespace) THEN
+    RAISE EXCEPTION 'a procedure still calls migrate.claim()'
+      USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'Replace it with idem.claim() in every procedure.';
+  END IF;
 END $$;
 
 DROP VIEW migrate.remaining, migrate.old;
 DROP TABLE idempotency_key;      -- ADAPT: your table; this also drops its trigger
-DROP FUNCTION migrate.claim, migrate.move, migrate.moved;
+DROP FUNCTION migrate.claim, migrate.move, migrate.rest, migrate.moved;
 DROP TABLE migrate.fence;
 DROP SCHEMA migrate;

@@ -1,7 +1,7 @@
 -- Starts the migration from your own table of keys to idem, without a pause and without losing a
 -- live key (docs/migration.md). Adapt the lines marked ADAPT. Run the script in the database of the
 -- table, as a superuser, or as the owner of the table with the privileges to create schemas and to
--- execute idem.create_scope():
+-- execute idem.create_scope(), who is a member of the role that it gives the scopes to:
 --
 --   psql --single-transaction -v ON_ERROR_STOP=1 -f migrate.sql
 --
@@ -19,7 +19,10 @@ SELECT idem.create_scope('payments', ttl => '1 day');
 CREATE SCHEMA migrate;
 GRANT USAGE ON SCHEMA migrate TO PUBLIC;
 
--- ADAPT: your table, with these column names. If it has no tenants, use ''.
+-- ADAPT: your table, with these column names: text, but for status (integer), response (jsonb) and
+-- expires_at (timestamptz). If it has no tenants, use ''; if it has no hashes, NULL; if a key that
+-- never expires has NULL, coalesce(expires_at, 'infinity'). The docs say what to do about a key of
+-- another type.
 CREATE VIEW migrate.old AS
   SELECT scope, tenant, key, request_hash, status, response, expires_at FROM idempotency_key;
 
@@ -40,10 +43,15 @@ CREATE TABLE migrate.fence AS SELECT now() AS since;
 -- ADAPT: your application's role.
 -- GRANT SELECT, DELETE ON migrate.old TO shop; GRANT SELECT ON migrate.fence TO shop;
 
+-- How long a key still lives that expires then, in the bounds of a TTL.
+CREATE FUNCTION migrate.rest(expires_at timestamptz, instant timestamptz) RETURNS interval
+LANGUAGE sql AS $$ SELECT least(expires_at, instant + interval '36500 days') - instant $$;
+
 -- Use this function instead of idem.claim() while the old table has live keys. A retry of an old
--- operation brings its request. If the hash of the request is the stored one, the answer moves to
--- idem, bound to the request and for the rest of its time. Compute request_hash as before; pass
--- NULL if the operation binds no request.
+-- operation brings its request. If the hash of the request is the stored one, or none was stored,
+-- the answer moves to idem, bound to the request and for the rest of its time. Compute request_hash
+-- as before; pass NULL if the operation binds no request. What idem does not store stays in the old
+-- table until it expires: an answer above max_answer_size, a key of other than 1 to 255 bytes.
 CREATE FUNCTION migrate.claim(scope text, key text, request jsonb, tenant text, request_hash text)
 RETURNS idem.claim_result LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
@@ -62,47 +70,70 @@ BEGIN
    WHERE o.scope = scope AND o.tenant = tenant AND o.key = key AND o.expires_at > instant;
   IF NOT FOUND THEN
     RETURN idem.claim(scope, key, request, tenant);
-  ELSIF stored.request_hash IS DISTINCT FROM request_hash THEN
+  ELSIF stored.request_hash IS NOT NULL AND stored.request_hash IS DISTINCT FROM request_hash THEN
     RAISE EXCEPTION 'key was used for a different request'
-      USING ERRCODE = 'ID002', HINT = 'Use a new key for a new operation.';
-  ELSIF stored.response IS NULL THEN
+      USING ERRCODE = 'ID002', SCHEMA = 'idem', CONSTRAINT = 'key_conflict',
+            HINT = 'Use a new key for a new operation.';
+  ELSIF stored.response IS NULL AND stored.status IS NULL THEN
     RAISE EXCEPTION 'operation began before idempotency keys were moved, and is not finished'
-      USING ERRCODE = 'ID001', HINT = 'Retry later with the same key.';
+      USING ERRCODE = 'ID001', SCHEMA = 'idem', CONSTRAINT = 'in_progress', DATATYPE = '1000',
+            HINT = 'Retry after 1.0 seconds with the same key.';
   END IF;
-  c := idem.claim(scope, key, request, tenant, ttl => stored.expires_at - instant);
-  IF NOT c.claimed THEN RETURN c; END IF;
-  PERFORM idem.complete(c.token, stored.response, stored.status);
+  BEGIN
+    c := idem.claim(scope, key, request, tenant, ttl => migrate.rest(stored.expires_at, instant));
+    IF NOT c.claimed THEN RETURN c; END IF;
+    PERFORM idem.complete(c.token, stored.response, stored.status);
+  EXCEPTION WHEN SQLSTATE 'ID007' OR program_limit_exceeded THEN
+    SELECT false, 'completed', stored.response, stored.status
+      INTO c.claimed, c.outcome, c.response, c.status;
+    RETURN c;
+  END;
   DELETE FROM migrate.old o WHERE o.scope = scope AND o.tenant = tenant AND o.key = key;
   RETURN idem.claim(scope, key, request, tenant);
 END $$;
 
--- Moves up to max_rows live rows that bind no request, and returns how many were moved. Rows that
--- bind a request stay until they are retried or expire, because the request cannot be computed from
--- its hash. Run each call in its own transaction, for at most idem.max_open_claims rows, until it
--- returns 0.
-CREATE FUNCTION migrate.move(max_rows integer DEFAULT 1000) RETURNS integer LANGUAGE plpgsql AS $$
+-- Moves up to max_rows live rows without a hash of a scope whose callers pass no request, and
+-- returns how many were moved. Other rows stay until they are retried or expire: a request cannot be
+-- computed from its hash, and a key that moves without a request refuses one. Run each call in its
+-- own transaction, until it returns 0. It moves at most idem.max_open_claims rows.
+CREATE FUNCTION migrate.move(scope text, max_rows integer DEFAULT 1000) RETURNS integer
+LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
 DECLARE
   stored migrate.old;
   c idem.claim_result;
   moved integer := 0;
+  refused integer := 0;
   instant timestamptz;
 BEGIN
-  FOR stored IN SELECT * FROM migrate.old
-                 WHERE request_hash IS NULL AND response IS NOT NULL
+  FOR stored IN SELECT * FROM migrate.old o
+                 WHERE o.scope = scope AND request_hash IS NULL
+                   AND (response IS NOT NULL OR status IS NOT NULL)
                    AND expires_at > clock_timestamp()
-                 LIMIT max_rows FOR UPDATE SKIP LOCKED LOOP
+                   FOR UPDATE SKIP LOCKED LOOP
+    EXIT WHEN moved = least(max_rows, current_setting('idem.max_open_claims', true)::integer);
     instant := clock_timestamp();
     CONTINUE WHEN stored.expires_at <= instant;
-    c := idem.try_claim(stored.scope, stored.key, NULL, stored.tenant,
-                        ttl => stored.expires_at - instant);
+    BEGIN
+      c := idem.try_claim(scope, stored.key, NULL, stored.tenant,
+                          ttl => migrate.rest(stored.expires_at, instant));
+      IF c.claimed THEN PERFORM idem.complete(c.token, stored.response, stored.status); END IF;
+    EXCEPTION WHEN SQLSTATE 'ID007' OR program_limit_exceeded THEN
+      refused := refused + 1;
+      CONTINUE;
+    END;
     -- Keep the row if idem does not store its key now: a retry is moving it, or idem refuses it
     -- because of a limit of the scope or of the key's age.
     CONTINUE WHEN c.outcome IN ('in_progress', 'limited', 'stale_key');
-    IF c.claimed THEN PERFORM idem.complete(c.token, stored.response, stored.status); END IF;
     DELETE FROM migrate.old o
-     WHERE o.scope = stored.scope AND o.tenant = stored.tenant AND o.key = stored.key;
+     WHERE o.scope = scope AND o.tenant = stored.tenant AND o.key = stored.key;
     moved := moved + 1;
   END LOOP;
+  IF refused > 0 THEN
+    RAISE WARNING '% rows stay in the old table until they expire', refused
+      USING DETAIL = 'Their keys do not have 1 to 255 bytes, or their answers are too large.',
+            HINT = 'The scope''s max_answer_size is the limit of answers.';
+  END IF;
   RETURN moved;
 END $$;
 

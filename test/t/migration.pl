@@ -46,6 +46,13 @@ INSERT INTO idempotency_key VALUES
   ('payments', '', 'finished', md5('{"amount": 1}'::jsonb::text), 201, '{"payment": -1}', now() + interval '1 hour'),
   ('payments', '', 'unbound', NULL, 200, '{"payment": -2}', now() + interval '1 hour'),
   ('payments', 'other', 'unbound', NULL, 200, '{"payment": -3}', now() + interval '1 hour'),
+  ('payments', '', 'no hash', NULL, 200, '{"payment": -6}', now() + interval '1 hour'),
+  ('payments', '', 'no body', md5('{"amount": 1}'::jsonb::text), 204, NULL, now() + interval '1 hour'),
+  ('payments', '', 'for ever', md5('{"amount": 1}'::jsonb::text), 201, '{"payment": -7}', 'infinity'),
+  ('payments', '', repeat('k', 300), md5('{"amount": 1}'::jsonb::text), 201, '{"payment": -8}', 'infinity'),
+  ('payments', '', repeat('l', 300), NULL, 201, '{"payment": -9}', now() + interval '1 hour'),
+  ('payments', '', 'large', md5('{"amount": 1}'::jsonb::text), 201, to_jsonb(repeat('x', 100000)),
+   now() + interval '1 hour'),
   ('payments', '', 'begun', md5('{"amount": 1}'::jsonb::text), NULL, NULL, now() + interval '1 hour'),
   ('payments', '', 'over', md5('{"amount": 1}'::jsonb::text), 201, '{"payment": -4}', now() - interval '1 hour');
 CREATE TABLE bulk AS SELECT 'bulk ' || i AS key, i FROM generate_series(1, 2500) i;
@@ -95,19 +102,36 @@ is(ask(q{SELECT pay('begun', '{"amount": 1}')}), '{"payment": -5}',
 	'an unfinished old operation is answered once the old code finishes it');
 is(ask(q{SELECT (pay('over', '{"amount": 1}')->>'payment')::bigint > 0}), 't', 'an expired old key is free');
 
+is(ask(q{SELECT pay('no hash', '{"amount": 1}')}), '{"payment": -6}', 'a row without a hash binds no request');
+is(ask(q{SELECT pay('no hash', '{"amount": 1}')}), '{"payment": -6}', 'until a retry moves it');
+is(sqlstate($node, q{SELECT pay('no hash', '{"amount": 2}')}), 'ID002', 'and binds its own');
+is(ask(q{SELECT coalesce(pay('no body', '{"amount": 1}'), '"none"'), status FROM idem.lookup('payments', 'no body')}),
+	'"none"|', 'an operation that is finished without a body is answered');
+is(ask(q{SELECT state, status FROM idem.lookup('payments', 'no body')}), 'completed|204', 'and moves');
+is(ask(q{SELECT pay('for ever', '{"amount": 1}')}), '{"payment": -7}', 'a key that never expires is answered');
+is(ask(q{SELECT expires_at - now() > interval '99 years' FROM idem.lookup('payments', 'for ever')}), 't',
+	'and lives for a century');
+for my $key (q{repeat('k', 300)}, q{'large'})
+{
+	my $answer = ask("SELECT response FROM idempotency_key WHERE key = $key");
+	is(ask(qq{SELECT pay($key, '{"amount": 1}')}), $answer, "what idem refuses is answered: $key") for 1 .. 2;
+	is(sqlstate($node, qq{SELECT pay($key, '{"amount": 2}')}), 'ID002', "and conflicts: $key");
+}
+is(ask('SELECT count(*) FROM payment'), $operations + 1, 'none of them ran again');
+
 # Rows without a request move by batch, while a retry is moving one of them.
 my $retry = $node->background_psql('postgres');
 my $claim = q{SELECT response FROM migrate.claim('payments', 'bulk 7', NULL, '', NULL)};
 $retry->query_safe("BEGIN; $claim");
-is(ask('SET idem.max_open_claims = 10; SELECT migrate.move(10)'), 10, 'a batch moves as many as it is told');
-is(ask('SELECT migrate.move()'), 1000, 'a batch moves');
-ask('SELECT migrate.move()');
-ask('SELECT migrate.move()');
-is(ask(q{SELECT count(*) FROM idempotency_key WHERE request_hash IS NULL}), 1,
-	'only the row that a retry is moving is left');
+is(ask(q{SET idem.max_open_claims = 10; SELECT migrate.move('payments', 10)}), 10, 'a batch moves as many as it is told');
+is(ask(q{SELECT migrate.move('payments')}), 1000, 'a batch moves');
+ask(q{SELECT migrate.move('payments')});
+ask(q{SELECT migrate.move('payments')});
+is(ask(q{SELECT count(*) FROM idempotency_key WHERE request_hash IS NULL}), 2,
+	'only the row that a retry is moving is left, and one that idem refuses');
 $retry->query_safe('COMMIT');
 $retry->quit;
-is(ask('SELECT migrate.move()'), 0, 'nothing is left to move');
+is(ask(q{SELECT migrate.move('payments')}), 0, 'nothing is left to move');
 is(ask(q{SELECT count(*) FROM bulk WHERE (migrate.claim('payments', key, NULL, '', NULL)).response = to_jsonb(i)}),
 	2500,
 	'each moved row has its answer');
@@ -132,6 +156,8 @@ $node->command_fails_like(\@finish, qr/old table has live keys/, 'finish.sql ref
 is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'after the refusal the fence still stands');
 ask(q{UPDATE idempotency_key SET expires_at = now()});
 is(ask('SELECT keys FROM migrate.remaining'), 0, 'after the TTL no old key remains');
+$node->command_fails_like(\@finish, qr/a procedure still calls migrate.claim/,
+	'finish.sql refuses while a procedure calls migrate.claim()');
 ask($pay);
 is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'the fence stands when the procedures call idem alone');
 run_file('finish');
