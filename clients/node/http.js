@@ -7,10 +7,10 @@ const {
   Failure, NotStored, Refused, isTransient, errorOf, reporter, retryAfter, sqlstate,
 } = require('./errors.js');
 const { Misuse } = require('./guard.js');
-const { run } = require('./operation.js');
+const { OPTIONS, run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
 const {
-  JsonText, headerFields, json, known, statusCode, tenantText, text,
+  JsonText, headerFields, json, known, only, statusCode, tenantText, text,
 } = require('./values.js');
 
 // Headers that concern one connection, one moment or one client's session.
@@ -25,6 +25,9 @@ const NEVER_STORED = new Set([
 // Whether the database could not do it now, as opposed to an error of the application.
 const isUnavailable = (error) => isTransient(error) || errorOf(sqlstate(error)).status === 503;
 
+const HTTP_OPTIONS = [...OPTIONS.filter((name) => !['key', 'request'].includes(name)), 'begin',
+  'keyFrom', 'keyRequired', 'finalStatuses', 'storeIf', 'neverStored', 'includeHeaders',
+  'sendRetention', 'problem', 'documentation', 'log', 'serialize'];
 const WAIT = 1_000; // milliseconds: a waiting request occupies a connection
 const RETRY = { attempts: 3, deadline: 5_000, refusals: false }; // the client has the key
 
@@ -127,7 +130,8 @@ const linkTo = (page) => (page === undefined ? {}
   : headerFields({ link: `<${page}>; rel="describedby"` }));
 
 // The tenant must be said: one that was forgotten would put all clients into one namespace.
-function checkOptions({ scope, tenant, documentation }) {
+function checkOptions(options) {
+  const { scope, tenant, documentation } = only(HTTP_OPTIONS, options);
   linkTo(documentation);
   if (typeof scope !== 'function') text('scope', scope);
   if (tenant !== null && typeof tenant !== 'function') {

@@ -3,7 +3,7 @@
 const { randomBytes } = require('node:crypto');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { Refused } = require('./errors.js');
-const { interval } = require('./values.js');
+const { interval, only } = require('./values.js');
 
 const DEFAULTS = {
   attempts: 10,
@@ -30,7 +30,7 @@ class Intent {
   #policy; #stored;
 
   constructor(key, options = {}) {
-    const { retention } = options;
+    const { retention } = only(Object.keys(DEFAULTS), options);
     this.#stored = key !== undefined;
     this.key = key === undefined ? newKey() : key;
     if (typeof this.key !== 'string' || !/^[ -~]{1,255}$/.test(this.key)) {

@@ -6,10 +6,12 @@ const {
 } = require('./errors.js');
 const { guarded } = require('./guard.js');
 const { Heart } = require('./heart.js');
-const { answerOf, completed, grant, stored, withDefaults } = require('./operation.js');
+const {
+  OPTIONS, answerOf, completed, grant, stored, withDefaults,
+} = require('./operation.js');
 const statements = require('./statements.js');
 const { repeated, single } = require('./transaction.js');
-const { interval, json, text } = require('./values.js');
+const { interval, json, only, text } = require('./values.js');
 
 // Milliseconds.
 const LEASE = 60_000;
@@ -214,13 +216,13 @@ const backoffOf = ({ base, cap }) =>
 // The times of a lease, in an operation or the options of a worker.
 const leased = ({ lease: milliseconds = LEASE, backoff }) => ({
   milliseconds, lease: interval('lease', milliseconds),
-  backoff: backoffOf({ ...BACKOFF, ...backoff }),
+  backoff: backoffOf({ ...BACKOFF, ...only(Object.keys(BACKOFF), backoff) }),
 });
 
 // Claims the key with a lease, and runs work(lease) unless the operation has finished. Returns its
 // answer, or the stored one with replayed: true.
 function lease(pool, operation, work) {
-  const { request, onEvent } = operation;
+  const { request, onEvent } = only([...OPTIONS, 'lease', 'backoff'], operation);
   const bound = { ...withDefaults(operation), ...leased(operation) };
   const statement = statements.choose(bound.records) + statements.claim(bound);
   const report = reporter(onEvent, bound);

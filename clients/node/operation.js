@@ -9,16 +9,19 @@ const {
 } = require('./statements.js');
 const { committed, repeated } = require('./transaction.js');
 const {
-  JsonText, bodyBytes, composite, headerFields, interval, json, known, tenantText, text,
+  JsonText, bodyBytes, composite, headerFields, interval, json, known, only, tenantText, text,
 } = require('./values.js');
 
 // A waiting claim occupies a connection. The server's default of 10 seconds is too long for a pool
 // of ten connections, which as many impatient retries would block.
 const WAIT = 2_000; // milliseconds
 
+const OPTIONS = ['scope', 'key', 'request', 'tenant', 'ttl', 'wait', 'retry', 'records', 'onEvent'];
+
 // Runs work(client) once for the key. Returns its answer, or the stored one with replayed: true. An
 // answer has the members response, status, headers and body, all optional.
 async function run(pool, operation, work) {
+  only([...OPTIONS, 'begin', 'parse', 'sendRetention'], operation);
   const { begin = 'BEGIN', records, retry, onEvent } = operation;
   const bound = withDefaults(operation);
   const report = reporter(onEvent, bound);
@@ -146,6 +149,7 @@ function checkHeaders(headers) {
 // A function of (key, request) that runs handler(client, request) once for each key, and returns
 // what it returned. Its name is bound to the key, too, so that no other function gets its answer.
 function idempotent(pool, { name, ...options }, handler) {
+  only([...OPTIONS, 'begin'], options);
   const bound = text('name of the function', name ?? handler.name);
   if (bound === '') throw new TypeError('the function has no name to bind: pass the option name');
   return async (key, request, more) => {
@@ -158,5 +162,5 @@ function idempotent(pool, { name, ...options }, handler) {
 }
 
 module.exports = {
-  answerOf, completed, grant, idempotent, run, stored, withDefaults,
+  OPTIONS, answerOf, completed, grant, idempotent, run, stored, withDefaults,
 };

@@ -5,6 +5,7 @@ const {
   hook, isTransient, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
 } = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
+const { only } = require('./values.js');
 
 const RETRY = {
   attempts: 10,
@@ -23,7 +24,7 @@ function pause(error, attempt, { first, longest }) {
 // Calls attempt(client) on a connection of the pool, and again on another one after an error that
 // this can cure. An attempt begins a transaction, and leaves none.
 async function repeated(pool, retry, attempt, report = () => {}) {
-  const policy = { ...RETRY, ...retry };
+  const policy = { ...RETRY, ...only(Object.keys(RETRY), retry) };
   const latest = performance.now() + policy.deadline;
   for (let count = 1; ; count++) {
     try {
@@ -77,7 +78,8 @@ function committed(results) {
 
 // Runs work(client) in a transaction, and again in a new one after an error that this can cure. So
 // work may run more than once, and must have no effect outside the database.
-function transaction(pool, work, { begin = 'BEGIN', retry } = {}) {
+function transaction(pool, work, options = {}) {
+  const { begin = 'BEGIN', retry } = only(['begin', 'retry'], options);
   return repeated(pool, retry, async (client) => {
     await client.query(begin);
     const result = await guarded(client, work);

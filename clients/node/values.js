@@ -134,6 +134,14 @@ function known(answer, ...names) {
   return answer;
 }
 
+// The options of a call. One that is misspelt would be ignored: a tenant's key would be everyone's.
+function only(names, options) {
+  const unknown = Object.keys(options ?? {}).find((name) => !names.includes(name));
+  if (unknown !== undefined) throw new TypeError(`there is no option "${unknown}"`);
+  return options;
+}
+
 module.exports = {
-  JsonText, bodyBytes, composite, headerFields, interval, json, known, statusCode, tenantText, text,
+  JsonText, bodyBytes, composite, headerFields, interval, json, known, only, statusCode, tenantText,
+  text,
 };

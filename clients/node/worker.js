@@ -5,7 +5,7 @@ const { hook, isTransient, reported, reporter, sqlstate } = require('./errors.js
 const { Lease, leased } = require('./lease.js');
 const statements = require('./statements.js');
 const { single } = require('./transaction.js');
-const { interval, tenantText, text } = require('./values.js');
+const { interval, only, tenantText, text } = require('./values.js');
 
 const DEFAULTS = {
   concurrency: 1,
@@ -14,6 +14,8 @@ const DEFAULTS = {
   signals: ['SIGTERM', 'SIGINT'],
   onError: (error, lease) => { console.error(error); }, // also when the database is away
 };
+const OPTIONS = ['scope', 'lease', 'tenant', 'records', 'backoff', 'retry', 'onEvent',
+  ...Object.keys(DEFAULTS)];
 const CANCELED = '57014'; // by an administrator, or after statement_timeout
 const LONGEST_PAUSE = 30_000; // milliseconds, after the server could not be asked
 
@@ -25,7 +27,7 @@ class Worker {
   #wake = () => {}; // when an operation ends, or the worker stops
 
   constructor(pool, options, work) {
-    if ('tenant' in options) tenantText(options.tenant);
+    if ('tenant' in only(OPTIONS, options)) tenantText(options.tenant);
     const { wait, ...rest } = { ...DEFAULTS, ...options };
     text('scope', rest.scope);
     this.#options = { ...rest, ...leased(rest), wait: interval('wait', wait) };

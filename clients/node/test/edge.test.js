@@ -3,7 +3,8 @@
 const assert = require('node:assert/strict');
 const { after, test } = require('node:test');
 const { Readable } = require('node:stream');
-const { Failure, lease, run, worker } = require('pg-idem');
+const { Failure, idempotent, lease, respond, run, transaction, worker } = require('pg-idem');
+const { intent } = require('pg-idem/intent');
 const { effects, finish, one, operation, pay, pool, state } = require('./support.js');
 
 after(finish);
@@ -24,6 +25,22 @@ test('scope, key, tenant, record table: text', async () => {
   }
   for (const tenant of NO_TEXT) assert.throws(() => worker(nowhere, { scope: 'left', tenant }, () => {}), TypeError);
   assert.throws(() => worker(nowhere, {}, () => {}), TypeError);
+});
+
+test('an option that does not exist: a misspelt tenant would be none', async () => {
+  const unknown = { name: 'TypeError', message: 'there is no option "tennant"' };
+  const given = { scope: 'payments', ...operation(), tennant: 'acme' };
+  for (const call of [run, lease]) await assert.rejects(async () => call(nowhere, given, () => {}), unknown);
+  const options = { scope: 'payments', tennant: 'acme' };
+  assert.throws(() => idempotent(nowhere, { ...options, name: 'pay' }, () => {}), unknown);
+  await assert.rejects(idempotent(nowhere, { scope: 'payments', name: 'pay' }, () => {})('k', null, options), unknown);
+  assert.throws(() => worker(nowhere, options, () => {}), unknown);
+  assert.throws(() => intent('k', { tennant: 'acme' }), unknown);
+  await assert.rejects(async () => transaction(nowhere, () => {}, { tennant: 'acme' }), unknown);
+  await assert.rejects(respond(nowhere, { ...options, tenant: null }, { headers: {} }, () => {}), unknown);
+  await assert.rejects(async () => run(nowhere, { ...given, tennant: undefined, retry: { attempts: 1 } }, () => {}), unknown);
+  await assert.rejects(async () => run(nowhere, { scope: 'payments', ...operation(), retry: { atempts: 1 } }, () => {}),
+    /no option "atempts"/);
 });
 
 test('times are milliseconds', async () => {

@@ -41,9 +41,10 @@ test('an operation under a lease: one effect, and the stored answer for a retry'
 
 test('another caller is refused while the lease runs, and so is another request', async () => {
   const called = begun();
+  const { scope, key } = called;
   await lease(pool, called, async () => {
     await assert.rejects(lease(pool, { ...called, ...impatient }, () => assert.fail('runs')), { code: 'ID001' });
-    await assert.rejects(run(pool, { ...called, ...impatient, request: {} }, () => {}), { code: 'ID002' });
+    await assert.rejects(run(pool, { scope, key, request: {}, ...impatient }, () => {}), { code: 'ID002' });
   });
 });
 
@@ -472,7 +473,8 @@ test('operations in another record table', async (t) => {
   await pool.query(`SELECT idem.create_record_table('${records}'), idem.create_scope('${scope}',
     request_required => true, store_request => 'unfinished', records => true)`);
   const elsewhere = { scope, records, backoff: { base: 0 } };
-  const atomic = { ...begun(elsewhere), lease: undefined };
+  const { key, request } = begun(elsewhere);
+  const atomic = { scope, records, key, request };
   await run(pool, atomic, async (client) => ({ response: await pay(client, atomic.request) }));
   assert.equal((await run(pool, atomic, () => assert.fail('runs'))).replayed, true);
   const left = await abandon(2, elsewhere);
