@@ -458,7 +458,7 @@ shown AS (
         min(status),
         NULL,
         format('%s more findings like these.', count(*)),
-        'Correct those above: what has the same cause goes with them, and others are shown then.'
+        'Correct the findings above, then call idem.health() again: it shows what is left.'
     FROM finding
     WHERE i > 10
     GROUP BY check_name

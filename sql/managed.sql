@@ -549,11 +549,25 @@ END
 $$;
 
 -- The role that has logged in or was taken on by SET ROLE, also inside a SECURITY DEFINER function.
+-- SQL sees only the name that the role had then, which may be another role's by now.
 CREATE FUNCTION idem_internal.outer_role()
 RETURNS name
-LANGUAGE sql
-RETURN CASE WHEN current_setting('role') = 'none' THEN session_user
-            ELSE current_setting('role')::name END;
+LANGUAGE plpgsql AS $$
+DECLARE
+    role CONSTANT text := current_setting('role');
+BEGIN
+    IF role = 'none' THEN
+        RETURN session_user;
+    ELSIF NOT pg_has_role(session_user, role, 'MEMBER') THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = format('permission denied to act as role "%s"', role),
+            DETAIL = 'The session has taken on the role that had this name, and may not take on '
+                     'the role that has it now.',
+            HINT = 'Run SET ROLE again, with the name that the role has now.';
+    END IF;
+    RETURN role;
+END
+$$;
 
 CREATE FUNCTION idem_internal.tenant_in(s idem.scope, tenant text)
 RETURNS text
@@ -1084,7 +1098,7 @@ BEGIN
         detail := coalesce(detail, 'The failure is stored, and every retry receives it.');
         hint := coalesce(hint, CASE r.secret WHEN 0
             THEN 'Do not send the request again, not even with a new key: the caller that gave it '
-                 'up may have done so.'
+                 'up may already have sent it with one.'
             ELSE 'To run the operation again, use a new key. idem.lookup() shows the stored '
                  'failure.' END);
     ELSE
@@ -1441,12 +1455,19 @@ RETURNS text
 LANGUAGE sql
 RETURN ltrim(right(token, 18), '-') || left(md5(left(token, 26)), 16);
 
--- A nonce is good for many transactions, its digest for this one.
+-- A nonce is good for many transactions, its digest for this one. A role that has only seen the
+-- token cannot make the entry, which shows the key and opens what idem.require_claim() guards.
 CREATE FUNCTION idem_internal.leased_entry(number bigint, nonce text)
 RETURNS text
-LANGUAGE sql
-RETURN 'L' || lpad(to_hex(number), 16, '0')
-    || left(md5(left(nonce, 19) || pg_current_xact_id_if_assigned()::text), 16);
+LANGUAGE plpgsql AS $$
+DECLARE
+    seed bytea;
+BEGIN
+    SELECT k.secret INTO seed FROM idem.secret AS k WHERE k.id = 0;
+    RETURN 'L' || lpad(to_hex(number), 16, '0') || left(md5(seed || convert_to(
+        left(nonce, 19) || pg_current_xact_id_if_assigned()::text, 'UTF8')), 16);
+END
+$$;
 
 -- NULL for a place that the table does not have, as after a TRUNCATE in the same transaction, for
 -- which currtid2() would raise an error.
@@ -1501,6 +1522,22 @@ RETURN unnest((string_to_array(current_setting('idem_sql.claims', true), ';'))[2
 -- ---------------------------------------------------------------------------------------------
 -- Claims
 -- ---------------------------------------------------------------------------------------------
+
+-- After an INSERT of a record that has added no row: another call's row is in the way, which the
+-- next look sees. A trigger or a rule may keep all rows out.
+CREATE FUNCTION idem_internal.check_tries(tries integer)
+RETURNS integer
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF tries = 100 THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'table "idem.record" does not store the key',
+            DETAIL = 'A trigger or a rule of the table keeps the record out.',
+            HINT = 'idem.health() names it. Drop it.';
+    END IF;
+    RETURN tries + 1;
+END
+$$;
 
 -- Inserts the row of a claim. The token is NULL if the key has a row.
 CREATE FUNCTION idem_internal.insert_claim(
@@ -1621,6 +1658,7 @@ DECLARE
     conflict record;
     lock_id bigint;
     newest idem.secret;
+    tries integer := 0;
     is_locked boolean := false;
     is_stale boolean;
     row_is_held boolean;
@@ -1737,7 +1775,10 @@ BEGIN
                     request, s.request_exclude, newest.secret) END,
                 coalesce(array_position(s.request_lists, nullif(s.request_exclude::text, '{}')), 0),
                 newest.id, r.request);
-            CONTINUE WHEN c.token IS NULL;
+            IF c.token IS NULL THEN
+                tries := idem_internal.check_tries(tries);
+                CONTINUE;
+            END IF;
         ELSE
             c := idem_internal.take_over(
                 s, r, greatest(ttl, idem_internal.fixed(s.min_ttl)), lease);
@@ -2783,6 +2824,7 @@ DECLARE
     holder idem_internal.holder;
     seen record;
     place integer := 0;
+    tries integer;
     given text;
     verdict text;
     is_first boolean := true;
@@ -2812,6 +2854,7 @@ BEGIN
             GROUP BY 1
             ORDER BY 1
         LOOP
+            tries := 0;
             verdict := CASE WHEN NOT s.has_rules THEN 'claim' END;
             LOOP
                 IF verdict = 'claim' THEN
@@ -2823,6 +2866,7 @@ BEGIN
                     ON CONFLICT DO NOTHING;
                     verdict := CASE WHEN FOUND THEN 'new' END;
                     EXIT WHEN FOUND;
+                    tries := idem_internal.check_tries(tries);
                 END IF;
                 SELECT x AS row, x.xmin AS written_by INTO seen FROM idem.record AS x
                 WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key)
@@ -3067,6 +3111,7 @@ DECLARE
     holder idem_internal.holder;
     seen record;
     place tid;
+    tries integer := 0;
     now timestamptz;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('cancel');
@@ -3108,10 +3153,12 @@ BEGIN
         VALUES (s.id, tenant, key, 1, now, now + s.fixed_ttl, 'f', 0, '', error)
         ON CONFLICT DO NOTHING
         RETURNING x.ctid INTO place;
-        CONTINUE WHEN NOT FOUND;  -- idem.once_each() takes no key lock
-        PERFORM idem_internal.note(place || repeat('-', 16));
-        EXIT;
+        EXIT WHEN FOUND;
+        tries := idem_internal.check_tries(tries);  -- idem.once_each() takes no key lock
     END LOOP;
+    IF place IS NOT NULL THEN
+        PERFORM idem_internal.note(place || repeat('-', 16));
+    END IF;
     RETURN idem_internal.look_up(s, tenant, key, '0');
 END
 $$;

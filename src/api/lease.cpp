@@ -106,6 +106,9 @@ LeasedClaim lock_leased_claim(const core::Token& token) {
     const pg::Found found = find_at_rest(call.key, lock, bound);
     check_in_snapshot(found);
     const TimestampTz now = GetCurrentTimestamp();
+    // An atomic claim of this transaction that has taken the operation over has written no row yet.
+    if (known != nullptr && known->phase == pg::Phase::open && known->token.attempt > token.attempt)
+        raise_lease_lost();
     const bool same_attempt = found.record.nonce() == static_cast<std::int64_t>(token.random) &&
                               found.record.attempt() == static_cast<std::int32_t>(token.attempt);
     switch (core::judge_token(found_row(found, *call.scope), same_attempt, now)) {

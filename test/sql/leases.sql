@@ -325,6 +325,27 @@ SELECT outcome, completed_at FROM idem.try_claim('jobs', 'used up');
 SELECT state, completed_at FROM idem.records WHERE key = 'used up';
 SELECT completed_at FROM idem.lookup('jobs', 'absent');
 
+-- In the transaction that has taken an operation over, the older token is fenced off at once.
+SELECT idem.alter_scope('jobs', max_attempts => 3);
+SELECT token AS old FROM idem.claim('jobs', 'over', lease => '1 hour') \gset
+CALL lapse('over');
+BEGIN;
+SELECT token AS t, attempt FROM idem.claim('jobs', 'over') \gset
+SAVEPOINT s;
+SELECT idem.complete(:'old', '"old"');
+ROLLBACK TO s;
+SELECT idem.renew(:'old');
+ROLLBACK TO s;
+SELECT idem.complete(:'t', '"new"');
+COMMIT;
+-- but it goes on if that claim was released
+SELECT token AS old FROM idem.claim('jobs', 'back', lease => '1 hour') \gset
+CALL lapse('back');
+BEGIN;
+SELECT idem.release(token) FROM idem.claim('jobs', 'back');
+SELECT idem.complete(:'old', '"old"');
+COMMIT;
+
 \set VERBOSITY default
 SET client_min_messages = warning;
 DROP SCHEMA leases CASCADE;

@@ -497,6 +497,23 @@ ROLLBACK;
 RESET statement_timeout;
 DROP TABLE one_each;
 
+-- ---- A column of others in idem.record, also after it was dropped ---------------------------
+
+ALTER TABLE idem.record ADD note text;
+SELECT idem.use_records('app."Odd name"');
+SELECT detail, hint FROM idem.health() WHERE check_name = 'record tables' AND detail ~ '^idem.record:';
+SELECT idem.create_record_table('app.with_note');
+SELECT idem.use_records('app.with_note');
+ALTER TABLE idem.record DROP note;
+SELECT idem.use_records('app."Odd name"');
+\set VERBOSITY terse
+SELECT idem.use_records('app.with_note');
+\set VERBOSITY default
+ALTER TABLE app.with_note DROP note;
+SELECT idem.use_records('app.with_note');
+DROP TABLE app.with_note;
+SELECT count(*) FROM idem.health() WHERE check_name = 'record tables' AND detail ~ '^idem.record:';
+
 -- ---- A table that is gone -------------------------------------------------------------------
 
 BEGIN;

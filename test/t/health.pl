@@ -485,7 +485,7 @@ for ([ 'ALTER TABLE eu.records OWNER TO stranger', qr/owned by role "stranger"/ 
 	[ 'GRANT TRUNCATE ON eu.records TO PUBLIC', qr/may be changed by PUBLIC/ ],
 	[ 'ALTER TABLE eu.records SET UNLOGGED', qr/temporary or unlogged/ ],
 	[ 'DROP INDEX eu.records_scope_idx', qr/no index of unfinished operations/ ],
-	[ 'ALTER TABLE eu.records ADD note text', qr/column "note" is not in idem\.record/,
+	[ 'ALTER TABLE eu.records ADD note text', qr/column "note" is not idem's/,
 		'ALTER TABLE eu.records DROP note' ],
 	[ 'ALTER TABLE eu.records ADD CHECK (region <> key)', qr/constraint "records_check"/ ],
 	[ 'CREATE TRIGGER t BEFORE INSERT ON eu.records FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()',

@@ -80,6 +80,17 @@ for my $forged (placed($known), forged("'(0,1)'"), forged("'junk;;L;S(x'"), forg
 		'and does not open a guarded table');
 }
 
+# Nor what is made of the token of a lease, which others may have seen.
+my $leaked = $node->safe_psql('postgres', "SELECT token FROM idem.claim('alice_scope', 'leaked', lease => '1 hour')");
+my $seen_by_bob = "right('$leaked', 19) || pg_current_xact_id()::text";
+for my $digest ("md5($seen_by_bob)", "encode(sha256(convert_to($seen_by_bob, 'UTF8')), 'hex')")
+{
+	my $forged = forged("left('$leaked', 17) || left($digest, 16)");
+	is(bob($forged . 'SELECT idem.current_key()'), '', 'a leaked token reveals no key');
+	like(bob($forged . 'INSERT INTO guarded VALUES (1)'), qr/cannot write to table "guarded" without a claim/,
+		'and opens no guarded table');
+}
+
 # Nor a record of which this transaction has removed the answer.
 $node->safe_psql('postgres', q{CREATE ROLE purger; GRANT EXECUTE ON FUNCTION idem.purge TO purger; GRANT purger TO bob;
 	SELECT idem.alter_scope('alice_scope', answer_ttl => '1 us');
@@ -268,6 +279,35 @@ is($worker->query("SELECT token AS t, key FROM idem.take('alice_scope') \\gset\n
 	'and is taken over');
 is($worker->query("SELECT idem.complete(:'t', '1')"), '1', 'and completed');
 $_->quit for $worker, $mallory;
+
+# A session that has taken on a role sees only the name that the role had then.
+
+$node->safe_psql('postgres', q{CREATE ROLE pool; CREATE ROLE t1 IN ROLE alice; GRANT t1 TO pool;
+	SELECT idem.create_scope('roles', owner => 'alice', tenant_from => 'role')});
+my $stale = $node->background_psql('postgres', on_error_stop => 0);
+is($stale->query(q{SET SESSION AUTHORIZATION pool; SET ROLE t1; SELECT idem.once('roles', 'k')}), 't',
+	'the tenant is the role that was taken on');
+$node->safe_psql('postgres', q{ALTER ROLE t1 RENAME TO t1_before; CREATE ROLE t1 IN ROLE alice; SET ROLE t1;
+	SELECT idem.complete(token, '"of another tenant"') FROM idem.claim('roles', 'new')});
+$stale->query(q{SELECT response FROM idem.lookup('roles', 'new'); SELECT idem.once('roles', 'mine')});
+like($stale->{stderr}, qr/(permission denied to act as role "t1".*){2}/s, 'and not another role that has its name now');
+$stale->{stderr} = '';
+is($stale->query(q{SET ROLE t1_before; SELECT state FROM idem.lookup('roles', 'new')}), 'absent',
+	'SET ROLE names the tenant again');
+$stale->quit;
+
+# A trigger of the owner that keeps records out does not make calls run for ever.
+
+$node->safe_psql('postgres', q{CREATE FUNCTION keeps_out() RETURNS trigger LANGUAGE plpgsql AS $$
+	BEGIN RETURN NULL; END $$; CREATE TRIGGER keeps_out BEFORE INSERT ON idem.record FOR EACH ROW
+	EXECUTE FUNCTION keeps_out()});
+for my $call (q{idem.once('bob_scope', 'k')}, q{idem.once_each('bob_scope', '{a,b}')},
+	q{idem.cancel('bob_scope', 'k')}, q{idem.claim('bob_scope', 'k', lease => '1 s')})
+{
+	like(bob("SET statement_timeout = '60s'; SELECT $call"), qr/table "idem.record" does not store the key/,
+		"it is named: $call");
+}
+$node->safe_psql('postgres', 'DROP FUNCTION keeps_out CASCADE');
 
 # Names in the search_path: none of these functions may run, neither as the owner nor as a caller.
 

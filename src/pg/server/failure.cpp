@@ -167,7 +167,7 @@ void raise_failure(std::string_view key, Jsonb* failure, std::optional<Timestamp
     if (without_code && hint == nullptr)
         hint = cancelled
                    ? "Do not send the request again, not even with a new key: the caller that "
-                     "gave it up may have done so."
+                     "gave it up may already have sent it with one."
                    : "To run the operation again, use a new key. idem.lookup() shows the "
                      "stored failure.";
     ereport(ERROR, (report::own_error("key_failed"), errcode(code), errmsg_internal("%s", message),

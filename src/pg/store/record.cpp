@@ -175,7 +175,7 @@ void Records::check_tenant(std::string_view tenant) const {
 }
 
 bool has_record_layout() {
-    return get_attnum(table_oid(Table::record), "extra_attempts") == Record::columns;
+    return get_attnum(table_oid(Table::record), last_record_column) == Record::columns;
 }
 
 // ---- The view -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #include "pg/server/catalog.hpp"
 #include "pg/store/table.hpp"
 #include "pg/store/triggers.hpp"
+#include "pg/store/version.hpp"
 
 extern "C" {
 #include "nodes/value.h"
@@ -151,19 +152,21 @@ Fault unlike(Relation relation, const char* difference) {
 }
 
 // The columns of idem.record may stand after one of the tenant. What a table has lost leaves its
-// place behind.
+// place behind, in idem.record too, where others may have added a column of their own.
 Fault columns_fault(Relation relation, TupleDesc common) {
     const TupleDesc table = RelationGetDescr(relation);
     const FormData_pg_attribute* tenant = TupleDescAttr(table, 0);
     const int first = !tenant->attisdropped && has_tenant_column(table) ? 1 : 0;
-    if (table->natts < first + common->natts)
+    const AttrNumber last = get_attnum(table_oid(Table::record), last_record_column);
+    const int shared = last == InvalidAttrNumber ? common->natts : last;
+    if (table->natts < first + shared)
         return unlike(relation, "It has fewer columns than idem.record.");
     if (first == 1 && !(is_tenant_type(tenant->atttypid) && is_stored_as_given(tenant)))
         return unlike(relation,
                       psprintf("Its column \"%s\" is neither a column of idem.record nor a tenant "
                                "of type text, integer, bigint or uuid.",
                                NameStr(tenant->attname)));
-    for (int i = 0; i < common->natts; ++i) {
+    for (int i = 0; i < shared; ++i) {
         const FormData_pg_attribute* wanted = TupleDescAttr(common, i);
         const Oid type = i == 0 ? digest_type() : wanted->atttypid;
         if (!is_like(TupleDescAttr(table, first + i), wanted, type))
@@ -171,10 +174,14 @@ Fault columns_fault(Relation relation, TupleDesc common) {
                           psprintf("Its column %d is not like the column \"%s\" of idem.record.",
                                    first + i + 1, NameStr(wanted->attname)));
     }
-    for (int i = first + common->natts; i < table->natts; ++i) {
-        const char* name = NameStr(TupleDescAttr(table, i)->attname);
-        if (!TupleDescAttr(table, i)->attisdropped)
-            return {psprintf("Its column \"%s\" is not in idem.record.", name),
+    for (int i = first + shared; i < table->natts; ++i) {
+        const FormData_pg_attribute* more = TupleDescAttr(table, i);
+        const int at = i - first;
+        const bool known = at < common->natts && is_like(more, TupleDescAttr(common, at),
+                                                         TupleDescAttr(common, at)->atttypid);
+        const char* name = NameStr(more->attname);
+        if (!more->attisdropped && !known)
+            return {psprintf("Its column \"%s\" is not idem's.", name),
                     psprintf("Keep its contents elsewhere, and drop the column from table %s.",
                              qualified_name(RelationGetRelid(relation)))};
     }
@@ -216,25 +223,28 @@ Fault checks_fault(Relation relation, Relation common) {
                      strVal(linitial(missing)))};
 }
 
-// A column that a later release adds to a table of idem's own has neither a default nor NOT NULL.
+// An own table may have more columns while the library is older than the SQL objects.
 Fault own_columns_fault(Relation relation, int written) {
     const TupleDesc table = RelationGetDescr(relation);
     for (int i = 0; i < table->natts; ++i) {
         const FormData_pg_attribute* column = TupleDescAttr(table, i);
         if (column->attisdropped) continue;
-        const char* alter = psprintf("ALTER TABLE %s ALTER COLUMN %s DROP",
-                                     qualified_name(RelationGetRelid(relation)),
-                                     quote_identifier(NameStr(column->attname)));
+        const char* name = NameStr(column->attname);
+        const char* table_name = qualified_name(RelationGetRelid(relation));
+        if (i >= written && std::is_eq(library_order()))
+            return {psprintf("Its column \"%s\" is not idem's. A dump of the records could not be "
+                             "restored.",
+                             name),
+                    psprintf("Keep its contents elsewhere. Then: ALTER TABLE %s DROP COLUMN %s",
+                             table_name, quote_identifier(name))};
+        const char* alter =
+            psprintf("ALTER TABLE %s ALTER COLUMN %s DROP", table_name, quote_identifier(name));
         if (!is_stored_as_given(column))
-            return {psprintf("Its column \"%s\" has a default, which idem does not use.",
-                             NameStr(column->attname)),
+            return {psprintf("Its column \"%s\" has a default, which idem does not use.", name),
                     psprintf("%s %s", alter,
                              column->attidentity != '\0'    ? "IDENTITY"
                              : column->attgenerated != '\0' ? "EXPRESSION"
                                                             : "DEFAULT")};
-        if (i >= written && column->attnotnull)
-            return {psprintf("idem writes NULL into its column \"%s\".", NameStr(column->attname)),
-                    psprintf("%s NOT NULL", alter)};
     }
     return {};
 }

@@ -21,6 +21,9 @@
 
 namespace idem::pg {
 
+// The last column of idem.record in this release.
+inline constexpr const char* last_record_column = "extra_attempts";
+
 // The type that marks record tables; InvalidOid if the extension is not installed.
 Oid digest_type();
 
