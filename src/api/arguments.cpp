@@ -36,10 +36,9 @@ std::string_view checked(std::optional<std::string_view> name, const char* what,
 }
 
 bool only_explains() {
-    if (ActivePortal == nullptr || list_length(ActivePortal->stmts) != 1) return false;
+    if (ActivePortal == nullptr || ActivePortal->commandTag != CMDTAG_EXPLAIN) return false;
     const Node* statement = linitial_node(PlannedStmt, ActivePortal->stmts)->utilityStmt;
-    if (statement == nullptr || !IsA(statement, ExplainStmt)) return false;
-    const List* options = reinterpret_cast<const ExplainStmt*>(statement)->options;
+    const List* options = castNode(ExplainStmt, statement)->options;
     bool analyze = false;
     for (int i = 0; i < list_length(options); ++i) {
         auto* option = list_nth_node(DefElem, options, i);

@@ -6,7 +6,7 @@
 namespace idem::pg {
 namespace {
 
-constinit std::array<std::uint64_t, 64> stock{};
+constinit std::array<std::uint64_t, 512> stock{};
 constinit std::size_t left = 0;
 
 }  // namespace
