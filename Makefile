@@ -148,6 +148,7 @@ uninstall: uninstall-modules
 uninstall-modules:
 	rm -f $(addprefix '$(DESTDIR)$(pkglibdir)'/,$(addsuffix $(DLSUFFIX),$(notdir $(MODULES))))
 
+src/module.o test_extension/module.o: idem.control  # has the version
 -include $(OBJS:.o=.d) $(TEST_OBJS:.o=.d)
 
 # TIDY="src/core/key.cpp ..." checks some of them alone. The filter drops the lines that count warnings

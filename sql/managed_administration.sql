@@ -14,7 +14,7 @@ RETURN 'sql';
 CREATE FUNCTION idem_internal.version()
 RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN '1.0.0-rc1';
+RETURN '1.0.0';
 
 CREATE FUNCTION idem_internal.preloaded()
 RETURNS boolean
