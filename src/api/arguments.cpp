@@ -37,7 +37,7 @@ std::string_view checked(std::optional<std::string_view> name, const char* what,
 
 bool only_explains() {
     if (ActivePortal == nullptr || ActivePortal->commandTag != CMDTAG_EXPLAIN) return false;
-    const Node* statement = linitial_node(PlannedStmt, ActivePortal->stmts)->utilityStmt;
+    Node* statement = linitial_node(PlannedStmt, ActivePortal->stmts)->utilityStmt;
     const List* options = castNode(ExplainStmt, statement)->options;
     bool analyze = false;
     for (int i = 0; i < list_length(options); ++i) {
