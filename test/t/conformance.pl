@@ -22,12 +22,13 @@ my $of_suite = '';
 my $suite = IPC::Run::start([ $python, "$folder/test_suite.py" ], '>', \$of_suite, '2>&1');
 
 # The applications: what each needs, and the groups of cases that its framework has not.
+my $reads_forms = 'import starlette.requests as requests; assert requests.parse_options_header';
 my $express = 'cd clients/node && node -e "require(\'pg\'); require(\'multer\');';
 my @applications = (
 	{ name => 'flask',     probe => "$python -c 'import psycopg_pool, flask'" },
 	{ name => 'django',    probe => "$python -c 'import psycopg2, django, werkzeug'", lacks => ['chunked'] },
-	{ name => 'starlette', probe => "$python -c 'import psycopg_pool, starlette, multipart, uvicorn'" },
-	{ name => 'fastapi',   probe => "$python -c 'import psycopg_pool, fastapi, multipart, uvicorn'" },
+	{ name => 'starlette', probe => "$python -c 'import psycopg_pool, uvicorn; $reads_forms'" },
+	{ name => 'fastapi',   probe => "$python -c 'import psycopg_pool, uvicorn, fastapi; $reads_forms'" },
 	{ name => 'express4',  probe => "$express require('express4')\"", lacks => ['exact-numbers'] },
 	{ name => 'express5',  probe => "$express require('express')\"", lacks => ['exact-numbers'] },
 	{ name => 'fastify',   probe => "$express require('fastify'); require('\@fastify/multipart')\"",

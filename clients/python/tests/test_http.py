@@ -713,7 +713,7 @@ class Django(Wsgi, PaymentTest):
 
     def test_the_database_is_away_with_atomic_requests(self):
         from django.db import connections
-        app = self.once(options={"connect": "nowhere"})
+        app, other = self.once(options={"connect": "nowhere"}), self.once()
         for name in connections:
             connections[name].settings_dict["ATOMIC_REQUESTS"] = True
             self.addCleanup(connections[name].settings_dict.update, ATOMIC_REQUESTS=False)
@@ -722,7 +722,7 @@ class Django(Wsgi, PaymentTest):
         self.assertEqual((response[0], response[1]["retry-after"]), (503, "1"))
         key = new_key()
         with self.assertRaises(django.db.OperationalError):  # Django's, of the other database
-            self.sent(self.once(), key)
+            self.sent(other, key)
         self.assertEqual(effects(key), 0)
 
     def test_within_the_transaction_of_a_test(self):
