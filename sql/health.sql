@@ -366,6 +366,45 @@ test (found, check_name, status, scope, detail, hint) AS (
          'Restore the rows of idem.secret from the dump from which the records were restored.')
     ) AS f (found, check_name, status, detail, hint)
 
+    -- The view is read only where there are records of scopes that do not exist.
+    UNION ALL
+    SELECT
+        EXISTS (SELECT FROM overview WHERE scope IS NULL AND expired > 0)
+            AND EXISTS (SELECT FROM idem_internal.records_without_scope WHERE records > 0),
+        'record tables',
+        'fail',
+        NULL,
+        'There are records whose scope is missing: no call finds them. Under a scope that is '
+        'created anew, their operations run again.',
+        'Restore the rows of idem.scope from the dump that the records came from, before anything '
+        'creates scopes. If a subscription brings the records, let it bring idem.scope first.'
+
+    UNION ALL
+    SELECT
+        c.relpersistence <> 'p',
+        'record tables',
+        'fail',
+        NULL,
+        format('%s is unlogged: a crash would empty it, and operations would run again.',
+               c.oid::regclass),
+        format('ALTER TABLE %s SET LOGGED', c.oid::regclass)
+    FROM pg_class c
+    WHERE c.oid IN ('idem.scope'::regclass, 'idem.dropped_scope'::regclass,
+                    'idem.secret'::regclass)
+
+    UNION ALL
+    SELECT
+        EXISTS (SELECT FROM pg_subscription_rel
+                WHERE srrelid IN ('idem.scope'::regclass, 'idem.secret'::regclass)
+                    AND srsubstate NOT IN ('r', 's')),
+        'record tables',
+        'warn',
+        NULL,
+        'A subscription has not brought idem.scope and idem.secret yet: a record that it brings '
+        'may not be found, or answer for another operation.',
+        'Keep clients away until both have arrived. If their copy fails, the server log says why: '
+        'with 23505, this database has scopes of its own.'
+
     UNION ALL
     SELECT
         NOT (i.indisvalid AND i.indisready OR EXISTS (
@@ -378,6 +417,24 @@ test (found, check_name, status, scope, detail, hint) AS (
             WHEN i.indisprimary THEN format('REINDEX INDEX %s', i.indexrelid::regclass)
             ELSE format('DROP INDEX CONCURRENTLY %s', i.indexrelid::regclass)
         END
+    FROM pg_index i
+        JOIN relation r ON r.oid = i.indrelid
+    WHERE r.oid = r.owned_by
+
+    UNION ALL
+    SELECT
+        i.indisvalid AND (i.indisunique OR i.indisexclusion) AND NOT i.indisprimary,
+        'indexes',
+        'warn',
+        NULL,
+        format('Index %s is not idem''s, and refuses rows that idem writes: a call can fail after '
+               'its operation has called another service.', i.indexrelid::regclass),
+        coalesce((SELECT format('ALTER TABLE %s DROP CONSTRAINT %I', k.conrelid::regclass,
+                                k.conname)
+                  FROM pg_constraint k
+                  WHERE k.conindid = i.indexrelid AND k.contype IN ('u', 'x')
+                      AND k.conrelid = i.indrelid),
+                 format('DROP INDEX CONCURRENTLY %s', i.indexrelid::regclass))
     FROM pg_index i
         JOIN relation r ON r.oid = i.indrelid
     WHERE r.oid = r.owned_by

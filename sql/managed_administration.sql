@@ -522,6 +522,17 @@ DECLARE
         (SELECT max(r.scope) FROM idem.record r), (SELECT max(w.scope) FROM idem.watermark w),
         (SELECT q.last_value - (NOT q.is_called)::integer FROM idem.scope_id q));
 BEGIN
+    -- After a restore that has lost them.
+    IF EXISTS (SELECT FROM idem.record)
+        AND NOT EXISTS (SELECT FROM idem.scope)
+        AND NOT EXISTS (SELECT FROM idem.dropped_scope) THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'the scopes of the records in this database are missing',
+            DETAIL = 'Table idem.record has rows, and table idem.scope has none. Under a new '
+                'scope, the operations would be executed again.',
+            HINT = 'Restore the rows of idem.scope from the dump that the records came from. If '
+                'no retry can come any more, delete the rows of idem.record.';
+    END IF;
     IF id > 2147483647 THEN
         RAISE sequence_generator_limit_exceeded USING
             MESSAGE = 'scope ids are used up',

@@ -399,6 +399,32 @@ COMMENT ON VIEW idem.overview IS
     'table that was read. Members of pg_monitor see every scope and, in a row whose scope is NULL, '
     'the records of dropped scopes.';
 
+-- The records whose scope was neither dropped nor restored with them, for idem.health(). Those of
+-- scopes that are not given count as expired.
+CREATE VIEW idem_internal.records_without_scope WITH (security_barrier) AS
+    SELECT
+        t.expired AS records
+    FROM (
+        SELECT
+            array_agg(id) AS ids,
+            array_agg(ttl) AS ttls,
+            array_agg(max_attempts) AS max_attempts
+        FROM (
+            SELECT id, ttl, max_attempts FROM idem.scope
+            UNION ALL
+            SELECT id, '1 day', NULL FROM idem.dropped_scope
+        ) AS s
+    ) AS a
+        CROSS JOIN LATERAL idem_internal.figures(a.ids, a.ttls, a.max_attempts) t
+    WHERE t.scope_id IS NULL
+    OFFSET 0;
+
+GRANT SELECT ON idem_internal.records_without_scope TO PUBLIC;
+
+COMMENT ON VIEW idem_internal.records_without_scope IS
+    'How many records belong to no scope, neither one that exists nor one '
+    'that was dropped. Members of pg_monitor see them.';
+
 CREATE VIEW idem.storage WITH (security_barrier) AS
     SELECT
         l.records,

@@ -36,6 +36,9 @@ BEGIN
 END $$;
 CREATE TRIGGER moved BEFORE INSERT ON idempotency_key      -- ADAPT: your table
   EXECUTE FUNCTION migrate.moved();
+-- Code that uses an expired row again begins an operation, too.
+CREATE TRIGGER moved_again BEFORE UPDATE ON idempotency_key FOR EACH ROW      -- ADAPT: your table
+  WHEN (OLD.expires_at <= now()) EXECUTE FUNCTION migrate.moved();            -- and its column
 
 -- A transaction that sees this row also sees everything that was written before the fence.
 CREATE TABLE migrate.fence AS SELECT now() AS since;

@@ -201,6 +201,8 @@ INSERT INTO query VALUES
     ('idem.in_flight', :'sees_counted', $$SELECT FROM idem.in_flight WHERE scope = 'owned' AND key = 'open'$$),
     ('idem.overview', 'observes', $$SELECT FROM idem.overview WHERE scope = 'owned'$$),
     ('idem.storage', 'every role', $$SELECT FROM idem.storage$$),
+    ('idem_internal.records_without_scope', 'every role',
+     $$SELECT WHERE NOT EXISTS (SELECT FROM idem_internal.records_without_scope)$$),
     ('idem_internal.stored', 'reader', $$SELECT FROM idem_internal.stored$$),
     ('idem.durations', :'observes_counted', $$SELECT FROM idem.durations WHERE scope = 'owned'$$),
     ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);

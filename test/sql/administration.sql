@@ -212,11 +212,16 @@ SELECT setval('idem.scope_id', 1) \gset
 SELECT next_is_new('set back'), idem.drop_scope('set back');
 -- Nor is it when the scopes and the sequence are lost, and only records or watermarks remain.
 BEGIN;
-DELETE FROM idem.scope;
+DELETE FROM idem.scope WHERE id > (SELECT min(id) FROM idem.scope);
 DELETE FROM idem.dropped_scope;
 ALTER SEQUENCE idem.scope_id RESTART;
 SELECT next_is_new('beside records');
 DELETE FROM idem.scope;
+SAVEPOINT lost;
+-- all scopes are lost: none is made instead
+SELECT idem.create_scope('again');
+\echo :LAST_ERROR_SQLSTATE
+ROLLBACK TO lost;
 DELETE FROM idem.record;
 ALTER SEQUENCE idem.scope_id RESTART;
 SELECT next_is_new('beside watermarks');

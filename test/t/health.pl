@@ -411,6 +411,15 @@ for my $table ('record', 'watermark')
 		is(health('indexes'), 'ok', 'indexes: cured');
 	}
 }
+for ([ 'CREATE UNIQUE INDEX one ON idem.record (status)', 'a unique one' ],
+	[ 'ALTER TABLE idem.watermark ADD CONSTRAINT one UNIQUE (tenant, seq)', 'a unique constraint' ],
+	[ 'ALTER TABLE idem.record ADD EXCLUDE USING hash (created WITH =)', 'an exclusion' ])
+{
+	sql($_->[0]);
+	is(health('indexes'), 'warn', "indexes: $_->[1] refuses rows");
+	follow_hint('indexes');
+	is(health('indexes'), 'ok', 'indexes: cured');
+}
 sql('DROP INDEX idem.record_unfinished');
 sql("CREATE INDEX record_finished ON idem.record (scope) WHERE state = 'c'");
 is(health('indexes'), 'warn', 'indexes: the index of unfinished operations is missing');
@@ -480,7 +489,8 @@ health_becomes('vacuum', 'ok', 'vacuum: cured');
 like(health('vacuum', column => 'detail'), qr/ dead rows; .* in tables, .* in indexes\.$/, 'vacuum: the sizes of all');
 
 # One that is not used is found neither by claims nor by the purge, so it must be told.
-for ([ 'ALTER TABLE eu.records OWNER TO stranger', qr/owned by role "stranger"/ ],
+for ([ 'ALTER TABLE eu.records OWNER TO stranger', qr/owned by role "stranger"/,
+		'ALTER TABLE eu.records OWNER TO CURRENT_USER' ],
 	[ 'GRANT UPDATE (response) ON eu.records TO stranger', qr/may be changed by role "stranger"/ ],
 	[ 'GRANT TRUNCATE ON eu.records TO PUBLIC', qr/may be changed by PUBLIC/ ],
 	[ 'ALTER TABLE eu.records SET UNLOGGED', qr/temporary or unlogged/ ],
@@ -492,6 +502,7 @@ for ([ 'ALTER TABLE eu.records OWNER TO stranger', qr/owned by role "stranger"/ 
 		qr/trigger "t"/ ],
 	[ 'ALTER TABLE eu.records ENABLE ROW LEVEL SECURITY', qr/row security/,
 		'ALTER TABLE eu.records DISABLE ROW LEVEL SECURITY' ],
+	[ 'CREATE TABLE heir () INHERITS (eu.records)', qr/Another table inherits from it/, 'DROP TABLE heir' ],
 	[ 'ALTER TABLE eu.records DROP CONSTRAINT records_pkey', qr/no primary key/ ],
 	[ 'ALTER TABLE eu.records DROP CONSTRAINT records_pkey, ADD PRIMARY KEY (digest, scope)', qr/no primary key/ ])
 {
@@ -515,6 +526,44 @@ sql('BEGIN; CREATE TEMP TABLE mine AS SELECT * FROM eu.records;
 	END $$');
 is(health('record tables'), 'ok', 'record tables: views, partitioned and temporary tables do not count');
 sql('DROP TABLE months, copied; DROP SCHEMA eu CASCADE');
+
+# Those of idem itself.
+for my $table ('scope', 'dropped_scope', 'secret')
+{
+	sql("ALTER TABLE idem.$table SET UNLOGGED");
+	like(health('record tables', column => 'status, detail'), qr/^fail\|idem\.$table is unlogged/,
+		"record tables: idem.$table is unlogged");
+	follow_hint('record tables');
+	is(health('record tables'), 'ok', 'record tables: cured');
+}
+sql('CREATE TABLE heir () INHERITS (idem.record)');
+like(health('record tables', column => 'status, detail'), qr/^fail\|idem\.record: Another table inherits/,
+	'record tables: rows may be elsewhere');
+sql('DROP TABLE heir');
+sql('CREATE TABLE parent (LIKE idem.record) PARTITION BY RANGE (created);
+	ALTER TABLE parent ATTACH PARTITION idem.record FOR VALUES FROM (MINVALUE) TO (MAXVALUE)');
+like(health('record tables', column => 'status, detail'), qr/^fail\|idem\.record: It is a partition/,
+	'record tables: idem.record can be changed through another table');
+follow_hint('record tables');
+is(health('record tables'), 'ok', 'record tables: cured');
+sql('DROP TABLE parent');
+
+# As after a restore in which one role was missing, so that the COPY of idem.scope failed.
+sql('CREATE TABLE scopes_of_the_dump AS SELECT * FROM idem.scope; CREATE TABLE ids AS TABLE idem.dropped_scope;
+	DELETE FROM idem.scope; DELETE FROM idem.dropped_scope');
+like(health('record tables', column => 'status, detail'), qr/^fail\|There are records whose scope is missing/,
+	'record tables: no scope was restored');
+my $refused = '';
+$node->psql('postgres', "SELECT idem.create_scope('payments')", stderr => \$refused);
+like($refused, qr/the scopes of the records in this database are missing/, 'and none is created instead');
+sql("INSERT INTO idem.scope SELECT * FROM scopes_of_the_dump WHERE name <> 'payments'");
+is(health('record tables'), 'fail', 'record tables: one scope was not restored');
+sql("INSERT INTO idem.scope SELECT * FROM scopes_of_the_dump WHERE name = 'payments';
+	INSERT INTO idem.dropped_scope TABLE ids; DROP TABLE scopes_of_the_dump, ids");
+is(health('record tables'), 'ok', 'record tables: cured');
+sql("SELECT idem.create_scope('short_lived'); SELECT idem.once('short_lived', 'a');
+	SELECT idem.drop_scope('short_lived', force => true)");
+is(health('record tables'), 'ok', 'record tables: a scope that was dropped is not missing');
 
 # schema -------------------------------------------------------------------------------------------
 

@@ -152,7 +152,9 @@ BEGIN
 END $$};
 my @finish = (qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f examples/migration/finish.sql),
 	$node->connstr('postgres'));
-ask(q{UPDATE idempotency_key SET expires_at = now() + interval '1 hour' WHERE key = 'over'});
+my $again = q{UPDATE idempotency_key SET expires_at = now() + interval '1 hour' WHERE key = 'over'};
+is(sqlstate($node, $again), '40001', 'code that uses an expired row again begins an operation');
+ask("SET session_replication_role = replica; $again");
 $node->command_fails_like(\@finish, qr/old table has live keys/, 'finish.sql refuses while old keys are live');
 is(sqlstate($node, q{SELECT pay_by_old_code('late')}), '40001', 'after the refusal the fence still stands');
 ask(q{UPDATE idempotency_key SET expires_at = now()});

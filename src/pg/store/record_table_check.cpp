@@ -223,6 +223,15 @@ Fault checks_fault(Relation relation, Relation common) {
                      strVal(linitial(missing)))};
 }
 
+// Through the partitioned table, other roles could change the rows.
+Fault own_partition_fault(Relation relation) {
+    if (!relation->rd_rel->relispartition) return {};
+    const Oid table = RelationGetRelid(relation);
+    return {"It is a partition of another table, through which its rows can be changed.",
+            psprintf("ALTER TABLE %s DETACH PARTITION %s",
+                     qualified_name(get_partition_parent(table, false)), qualified_name(table))};
+}
+
 // An own table may have more columns while the library is older than the SQL objects.
 Fault own_columns_fault(Relation relation, int written) {
     const TupleDesc table = RelationGetDescr(relation);
@@ -280,6 +289,10 @@ Fault skipped_fault(Relation relation) {
     if (!relation->rd_rel->relispartition && has_superclass(RelationGetRelid(relation)))
         return {"It inherits from another table, through which its rows can be changed.",
                 psprintf("End the inheritance of table %s.", name)};
+    if (relation->rd_rel->relhassubclass &&
+        find_inheritance_children(RelationGetRelid(relation), NoLock) != NIL)
+        return {"Another table inherits from it, whose rows idem does not find.",
+                psprintf("End the inheritance from table %s.", name)};
     return {};
 }
 
@@ -351,13 +364,19 @@ RecordTableFault outward_fault(Oid table) {
                 "Choose a table that idem.create_record_table() has created.", Fault::unmarked};
     if (const Fault fault = kind_fault(table, *form)) return fault;
     const auto common = pg_class_of(table_oid(Table::record));
-    return owner_fault(table, *form, common ? common->relowner : InvalidOid);
+    Fault fault = owner_fault(table, *form, common ? common->relowner : InvalidOid);
+    // As docs/scale-out.md fences a tenant that moves.
+    if (fault)
+        fault.remedy = psprintf(
+            "If its tenant has moved to another server, drop the table. If not: %s", fault.remedy);
+    return fault;
 }
 
 RecordTableFault fault_of_own(Relation relation, int written) {
     const Oid table = RelationGetRelid(relation);
     const auto schema = find_form<FormData_pg_namespace>(NAMESPACEOID, own_schema());
     Fault fault = kind_fault(table, *relation->rd_rel);
+    if (!fault) fault = own_partition_fault(relation);
     if (!fault) fault = own_columns_fault(relation, written);
     if (!fault) fault = privileges_fault(table, schema ? schema->nspowner : InvalidOid);
     if (!fault) fault = own_checks_fault(relation);

@@ -162,8 +162,9 @@ void hand_over_choice(SubTransactionId sub, SubTransactionId parent) {
 // The remedy for another owner would give a table away.
 const char* hint_of(const RecordTableFault& fault) {
     if (fault.kind == Fault::owner)
-        return "If idem.create_record_table() has created the table, give it back to the owner of "
-               "idem.record with ALTER TABLE ... OWNER TO. Otherwise choose another table.";
+        return "If its tenant has moved to another server, send the call there. Otherwise choose "
+               "another table, or give one that idem.create_record_table() has created back to the "
+               "owner of idem.record.";
     const bool is_sentence = fault.remedy[strlen(fault.remedy) - 1] == '.';
     return is_sentence ? fault.remedy : psprintf("As a superuser, execute %s.", fault.remedy);
 }
@@ -226,6 +227,8 @@ RecordTableFault rewriting_fault(Oid table) {
                 ? psprintf("ALTER TABLE %s DETACH PARTITION %s",
                            qualified_name(linitial_oid(get_partition_ancestors(table))),
                            qualified_name(table))
+            : OidIsValid(get_index_constraint(caller))
+                ? psprintf("Drop the constraint of index %s.", name)
                 : psprintf("DROP INDEX CONCURRENTLY %s", name)};
 }
 

@@ -147,6 +147,27 @@ Keys count_keys(Search& search, std::optional<std::int32_t> scope, LOCKMODE lock
     return keys;
 }
 
+bool has_rows(Table which, Snapshot snapshot) {
+    bool found = false;
+    scan_table(which, snapshot, [&](TupleTableSlot*) { found = true; });
+    return found;
+}
+
+// After a restore that has lost them: a new scope would have another id, and no call would find
+// the records.
+void refuse_if_scopes_are_lost(Snapshot snapshot) {
+    if (has_rows(Table::scope, snapshot) || has_rows(Table::dropped_scope, snapshot) ||
+        !has_rows(Table::record, snapshot))
+        return;
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("the scopes of the records in this database are missing"),
+                    errdetail("Table idem.record has rows, and table idem.scope has none. Under a "
+                              "new scope, the operations would be executed again."),
+                    errhint("Restore the rows of idem.scope from the dump that the records came "
+                            "from. If no retry can come any more, delete the rows of "
+                            "idem.record.")));
+}
+
 }  // namespace
 
 // Claims of all scopes wait for the lock.
@@ -162,6 +183,7 @@ std::int32_t lock_next_scope_id() {
     Search search{RegisterSnapshot(GetLatestSnapshot()), NIL, NIL};
     std::int64_t highest = highest_id_in_records(search, Common::passed_over);
     lock_changes(Table::scope);
+    refuse_if_scopes_are_lost(search.held);
     const SequenceState sequence = read_sequence();
     const std::int64_t noted = std::max(highest_id(Table::scope, scope_row::id_of),
                                         highest_id(Table::dropped_scope, id_of_dropped));

@@ -220,13 +220,18 @@ Oid find_table_oid(Table table) {
 
 Oid table_oid(Table table) {
     const Oid oid = find_table_oid(table);
-    if (!OidIsValid(oid))
-        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                        errmsg("extension \"idem\" is not installed in this database"),
-                        errdetail("Table \"%s.%s\" does not exist.", schema_name,
-                                  table_names[static_cast<std::size_t>(table)]),
-                        errhint("Run CREATE EXTENSION idem.")));
-    return oid;
+    if (OidIsValid(oid)) return oid;
+    const char* name = table_names[static_cast<std::size_t>(table)];
+    const bool is_installed = OidIsValid(get_extension_oid("idem", true));
+    ereport(ERROR,
+            (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+             is_installed ? errmsg("extension \"idem\" lacks its table \"%s\"", name)
+                          : errmsg("extension \"idem\" is not installed in this database"),
+             errdetail("Table \"%s.%s\" does not exist.", schema_name, name),
+             is_installed ? errhint("It was renamed or moved: give it this name and schema "
+                                    "again. Do not drop the extension, which would delete every "
+                                    "key.")
+                          : errhint("Run CREATE EXTENSION idem.")));
 }
 
 Relation open_table(Table table, LOCKMODE mode) {
