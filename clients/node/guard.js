@@ -8,9 +8,6 @@ const IGNORED = 'the transaction has ignored an error, and is rolled back';
 const OVER = 'the operation has ended, and its client with it';
 const ONE = 'a query of the operation must be one statement';
 
-// What a function must not do, also in a callback, where nobody catches what is thrown.
-class Misuse extends Error {}
-
 // Between the words may be comments.
 const ENDS = new RegExp('^(?:begin|start|commit|end|abort'
   + '|prepare(?:\\s|/\\*[^]*\\*/|--[^\\n\\r]*[\\n\\r])+transaction'
@@ -43,7 +40,7 @@ async function guarded(client, work) {
   let over = false;
   const { connection } = client;
   const notice = (message) => { status = message.status; };
-  const refuse = (message) => { mistake ??= new Misuse(message); return mistake; };
+  const refuse = (message) => { mistake ??= new Error(message); return mistake; };
   let stop; // the work, which may not learn of its mistake: in a callback, nobody waits
   const stopped = new Promise((_, reject) => { stop = reject; });
   stopped.catch(() => {});
@@ -62,16 +59,7 @@ async function guarded(client, work) {
     const refused = over ? new Error(OVER) : (ends && refuse(NOT_YOURS))
       || (isSimple && isMore(statement.text ?? '') && refuse(ONE));
     const { callback } = statement;
-    if (callback) {
-      statement.callback = (...results) => {
-        try {
-          callback.apply(statement, results);
-        } catch (error) {
-          if (!(error instanceof Misuse)) throw error;
-        }
-      };
-    }
-    if (refused) return rejected(refused, statement.callback);
+    if (refused) return rejected(refused, callback);
     if (!isSimple) statement.requiresPreparation = () => true;
     if (isSubmittable) return client.query(config, ...more);
     statement.query_timeout = config.query_timeout;
@@ -84,11 +72,9 @@ async function guarded(client, work) {
       throw error;
     });
   }
-  const release = () => {
-    stop(refuse(NOT_ITS_CLIENT));
-    throw mistake;
-  };
-  const own = { query, release, end: release };
+  const release = () => stop(refuse(NOT_ITS_CLIENT)); // thrown in a callback, it ends the process
+  const end = (callback) => { release(); return rejected(mistake, callback); };
+  const own = { query, release, end };
   const lent = new Proxy(client, {
     get(_, name) {
       if (Object.hasOwn(own, name)) return own[name];
@@ -121,4 +107,4 @@ function rejected(error, callback) {
   return refused;
 }
 
-module.exports = { IGNORED, Misuse, guarded };
+module.exports = { IGNORED, guarded };

@@ -6,7 +6,6 @@ const { boundRequest } = require('./bound.js');
 const {
   Failure, NotStored, Refused, isTransient, errorOf, reporter, retryAfter, sqlstate,
 } = require('./errors.js');
-const { Misuse } = require('./guard.js');
 const { OPTIONS, run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
 const {
@@ -265,7 +264,7 @@ const SENDERS = ['send', 'write', 'writeHead', 'writeContinue', 'end', 'flushHea
 // functions that it has registered.
 function unsent(response, raw, work) {
   let before;
-  let restore = [];
+  let isOpen = false;
   let misused; // of the attempt that works
   const listeners = () => ['finish', 'close'].flatMap((event) =>
     raw.rawListeners(event).map((listener) => ({ event, listener })));
@@ -278,10 +277,32 @@ function unsent(response, raw, work) {
       if (name in before.headers) raw.setHeader(name, before.headers[name]);
     }
   };
-  const open = () => {
-    for (const original of restore) original();
-    restore = [];
+  // What the work sends is noted. Nothing is thrown: in a stream or a callback of the work, which
+  // may also send when the answer has been sent, an error would end the process.
+  const guard = () => {
+    let warned = false;
+    const late = () => {
+      if (!warned) process.emitWarning(SENT);
+      warned = true;
+    };
+    const refuse = () => (misused ?? late)();
+    for (const of of new Set([response, raw])) {
+      for (const name of SENDERS.filter((sender) => sender in of)) {
+        const send = of[name];
+        of[name] = function guarded(...content) {
+          if (isOpen && !raw.writableEnded) return send.apply(this, content);
+          refuse();
+          return this;
+        };
+      }
+    }
+    raw.on('pipe', (source) => { // nor may it send the rest when the route can
+      if (isOpen) return;
+      source.unpipe(raw);
+      refuse();
+    });
   };
+  const open = () => { isOpen = true; };
   const undo = () => {
     open();
     if (!before) return; // no attempt has begun
@@ -291,27 +312,17 @@ function unsent(response, raw, work) {
     }
   };
   async function attempt(client) {
-    let mistake;
+    if (!before) guard();
     undo();
     before ??= {
       status: response.statusCode, headers: response.getHeaders(), listeners: listeners(),
     };
-    const stopped = new Promise((_, reject) => {
-      misused = () => {
-        mistake = new Misuse(SENT);
-        reject(mistake); // in a callback, nobody catches what is thrown
-        throw mistake;
-      };
+    isOpen = false;
+    let mistake;
+    const stopped = new Promise((_, reject) => { // a callback may never say that it has ended
+      misused = () => { reject(mistake ??= new Error(SENT)); };
     });
     stopped.catch(() => {});
-    // Until the answer is sent, also after the work: then there is nobody to tell.
-    function refuse() { return misused ? misused() : this; }
-    restore = [response, raw].flatMap((of) => SENDERS.filter((name) => name in of)
-      .map((name) => {
-        const own = Object.getOwnPropertyDescriptor(of, name);
-        of[name] = refuse;
-        return () => (own ? Object.defineProperty(of, name, own) : delete of[name]);
-      })).reverse();
     try {
       const answer = known(await Promise.race([work(client), stopped]),
         'status', 'headers', 'body');

@@ -134,6 +134,17 @@ test('a client is of no use after its operation', async () => {
   await single.end();
 });
 
+test('what is called in a callback is refused without an error, which would end the process', async () => {
+  for (const ends of ['release', 'end']) {
+    const { key, request } = operation();
+    await assert.rejects(run(pool, { scope: 'payments', key, request }, async (client) => {
+      await pay(client, request);
+      await new Promise((resolve) => { setImmediate(() => { client[ends](); resolve(); }); });
+    }), /must not release it/);
+    assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+  }
+});
+
 test('an error shows the line that waits for it', async () => {
   const error = await transaction(pool, async function divide(client) { await client.query('SELECT 1 / 0'); }).catch((of) => of);
   assert.match(error.stack, /at async divide/);

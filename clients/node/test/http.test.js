@@ -1,7 +1,7 @@
 'use strict';
 const assert = require('node:assert/strict');
 const http = require('node:http');
-const { Readable } = require('node:stream');
+const { Readable, pipeline } = require('node:stream');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
 const { Failure, NotStored, parseKey, respond } = require('pg-idem');
@@ -572,6 +572,40 @@ for (const [name, listen] of Object.entries(frameworks)) {
         assert.match(JSON.parse(response.body).error, /is sent after COMMIT/);
         assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
       }
+    });
+
+    await t.test('a stream or a callback that sends is refused, and does not end the process, not even later', async () => {
+      const source = () => Readable.from(['a', 'b'.repeat(100_000)]);
+      const turn = () => new Promise(setImmediate);
+      const late = [];
+      const habits = [
+        (res) => { source().pipe(res); },
+        (res) => { pipeline(source(), res, sayNothing); },
+        (res) => { setImmediate(() => res.end('a')); },
+        (res) => { setImmediate(() => { res.writeHead(201); res.write('a'); }); return new Promise(sayNothing); }, // ends never
+        (res) => { late.push((async () => { for (let n = 0; n < 50; n++) { res.write('a'); await turn(); } })()); },
+      ];
+      for (const sends of habits) {
+        const { key, request } = operation();
+        habit = async (q, client) => {
+          await pay(client, request);
+          await sends(response_);
+          await turn().then(turn);
+          return {};
+        };
+        const response = await post('/habits', key, request);
+        assert.deepEqual([response.status, /is sent after COMMIT/.test(response.body)], [500, true], String(sends));
+        assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+      }
+      await Promise.all(late);
+      const warned = new Promise((resolve) => { process.once('warning', resolve); });
+      const { key, request } = operation();
+      habit = async () => ({ body: 'paid' });
+      assert.equal((await post('/habits', key, request)).body.toString(), 'paid');
+      response_.end('late');
+      source().pipe(response_);
+      await turn().then(turn);
+      assert.match((await warned).message, /is sent after COMMIT/);
     });
 
     await t.test('status and headers that the handler sets on the response belong to the answer, once', async () => {
