@@ -9,11 +9,12 @@ const FORM = 'application/x-www-form-urlencoded';
 const UNREAD = 'nothing has parsed the body of the request, so it cannot be bound to the key: '
   + 'use express.json(), for example, before the route';
 
-async function boundRequest(request) {
+// before: of the same request, whose files are not read again.
+async function boundRequest(request, before) {
   const { method, originalUrl, url, headers, body } = request;
   const raw = request.raw ?? request.req ?? request; // of Fastify, Koa, Express
   const bound = { method, url: originalUrl ?? url };
-  const files = await Promise.all(uploads(request).map(uploaded));
+  const files = before?.files ?? await Promise.all(uploads(request).map(uploaded));
   if (files.length) bound.files = files;
   const hasContent = headers['transfer-encoding'] !== undefined
     || Number(headers['content-length']) > 0 || raw.stream?.endAfterHeaders === false; // of HTTP/2

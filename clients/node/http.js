@@ -103,9 +103,10 @@ async function respond(pool, options, request, work) {
       await transaction(pool, operation, { begin, retry: { attempts: 1 } });
       return exchange.first({});
     }
+    const bound = await boundRequest(request);
     const answer = await run(pool, {
       ...about, begin, records, ttl, wait, sendRetention, onEvent: tell, parse: asJsonText,
-      retry: { ...RETRY, ...retry }, request: await boundRequest(request),
+      retry: { ...RETRY, ...retry }, request: bound, read: () => boundRequest(request, bound),
     }, operation);
     return answer.replayed ? responseOf(answer) : exchange.first(answer);
   } catch (error) {

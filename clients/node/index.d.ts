@@ -57,7 +57,10 @@ export interface Event {
 
 export interface Operation extends Options {
   key: string;
-  /** JSON; null binds no request. The same key with another request is refused (ID002). */
+  /**
+   * JSON; null binds no request. The same key with another request is refused (ID002). It is bound
+   * as it is at the call: if it has changed before an attempt, that is a TypeError.
+   */
   request: {} | null;
 }
 

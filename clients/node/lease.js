@@ -7,7 +7,7 @@ const {
 const { guarded } = require('./guard.js');
 const { Heart } = require('./heart.js');
 const {
-  OPTIONS, answerOf, completed, grant, stored, withDefaults,
+  OPTIONS, answerOf, completed, grant, requestText, stored, unchanged, withDefaults,
 } = require('./operation.js');
 const statements = require('./statements.js');
 const { repeated, single } = require('./transaction.js');
@@ -75,11 +75,13 @@ class Lease {
   // Completes the operation with the answer of effect(client), in one transaction with it.
   async complete(effect) {
     let tries = 0;
+    const given = JSON.stringify(this.request); // the work, which runs once, may have changed it
     this.#stop(); // from now on, the transaction holds the key
     try {
       this.#answer = await this.#asLost(repeated(this.#pool, this.#bound.retry, async (client) => {
         tries++;
         await client.query(`BEGIN; ${statements.renew(this.#token, this.#bound.lease)}`);
+        unchanged(given, JSON.stringify(this.request));
         return completed(client, this.#bound, this.#token, answerOf(await guarded(client, effect)));
       }));
     } catch (error) {
@@ -226,6 +228,10 @@ function lease(pool, operation, work) {
   const bound = { ...withDefaults(operation), ...leased(operation) };
   const statement = statements.choose(bound.records) + statements.claim(bound);
   const report = reporter(onEvent, bound);
+  const begin = (held) => {
+    unchanged(bound.request, requestText(request));
+    return work(held);
+  };
   return reported(report, async () => {
     const { held, answer } = await repeated(pool, bound.retry, async (client, conclude) => {
       const sent = performance.now();
@@ -235,7 +241,7 @@ function lease(pool, operation, work) {
       report('claimed');
       return { held: new Lease(pool, { ...bound, request }, granted, sent) };
     }, report);
-    return held ? held.perform(work) : answer;
+    return held ? held.perform(begin) : answer;
   });
 }
 

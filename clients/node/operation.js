@@ -21,7 +21,7 @@ const OPTIONS = ['scope', 'key', 'request', 'tenant', 'ttl', 'wait', 'retry', 'r
 // Runs work(client) once for the key. Returns its answer, or the stored one with replayed: true. An
 // answer has the members response, status, headers and body, all optional.
 async function run(pool, operation, work) {
-  only([...OPTIONS, 'begin', 'parse', 'sendRetention'], operation);
+  only([...OPTIONS, 'begin', 'parse', 'read', 'sendRetention'], operation);
   const { begin = 'BEGIN', records, retry, onEvent } = operation;
   const bound = withDefaults(operation);
   const report = reporter(onEvent, bound);
@@ -44,15 +44,24 @@ async function run(pool, operation, work) {
 }
 
 // The operation as the statements need it, once it is known to be one.
-function withDefaults({ scope, key, request, ttl, wait = WAIT, records, ...rest }) {
+function withDefaults(operation) {
+  const { scope, key, request, read = () => request, ttl, wait = WAIT, records, ...rest } = operation;
   if ('tenant' in rest) tenantText(rest.tenant); // one that was forgotten is not left out
   return {
-    ...rest, scope: text('scope', scope), key: text('key', key),
+    ...rest, read, scope: text('scope', scope), key: text('key', key),
     wait: interval('wait', wait),
-    request: request === null ? null : json('request', request),
+    request: requestText(request),
     ttl: ttl === undefined ? undefined : interval('ttl', ttl),
     records: records === undefined ? undefined : text('record table', records),
   };
+}
+
+const requestText = (request) => (request === null ? null : json('request', request));
+
+// Nothing is copied, so the work reads what the caller, or an attempt before, has made of the
+// request. With that, it would do something else than what is bound to the key.
+function unchanged(bound, read) {
+  if (read !== bound) throw new TypeError('the request has changed since it was bound to the key');
 }
 
 // The columns of idem.claim_result, with the types of those that are not taken as text.
@@ -83,6 +92,7 @@ async function grant(client, message) {
 
 async function operate(client, token, bound, work) {
   let answer;
+  unchanged(bound.request, requestText(await bound.read()));
   try {
     answer = answerOf(await guarded(client, work));
   } catch (failure) {
@@ -153,14 +163,14 @@ function idempotent(pool, { name, ...options }, handler) {
   const bound = text('name of the function', name ?? handler.name);
   if (bound === '') throw new TypeError('the function has no name to bind: pass the option name');
   return async (key, request, more) => {
-    const text = request === null ? 'null' : json('request', request);
-    const called = new JsonText(`{"function": ${JSON.stringify(bound)}, "request": ${text}}`);
-    const { response } = await run(pool, { ...options, ...more, key, request: called },
+    const read = () => new JsonText(
+      `{"function": ${JSON.stringify(bound)}, "request": ${requestText(request)}}`);
+    const { response } = await run(pool, { ...options, ...more, key, request: read(), read },
       async (client) => ({ response: await handler(client, request) }));
     return response;
   };
 }
 
 module.exports = {
-  OPTIONS, answerOf, completed, grant, idempotent, run, stored, withDefaults,
+  OPTIONS, answerOf, completed, grant, idempotent, requestText, run, stored, unchanged, withDefaults,
 };

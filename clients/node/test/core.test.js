@@ -4,7 +4,7 @@ const { existsSync } = require('node:fs');
 const path = require('node:path');
 const { after, test } = require('node:test');
 const { Client, Pool } = require('pg');
-const { Conflict, Failure, NotStored, Refused, idempotent, isTransient, retryAfter, run, transaction } = require('pg-idem');
+const { Conflict, Failure, NotStored, Refused, idempotent, isTransient, lease, retryAfter, run, transaction } = require('pg-idem');
 const { effects, finish, holder, one, operation, pay, pool, settled, state, useUpAttempts } = require('./support.js');
 
 after(finish);
@@ -362,6 +362,39 @@ test('lost races are retried', async () => {
   });
   assert.equal(await one('SELECT last_value::integer FROM tries'), 3);
   assert.equal(await effects(request), 1);
+});
+
+test('a request that has changed since the call runs nothing, and its key stays unused', async () => {
+  const changed = { name: 'TypeError', message: /the request has changed/ };
+  const calls = {
+    idempotent: ({ key, request }, work) => idempotent(pool, { scope: 'payments', name: 'pay' }, work)(key, request),
+    run: ({ key, request }, work) => run(pool, { scope: 'payments', key, request }, (client) => work(client, request)),
+    lease: ({ key, request }, work) => lease(pool, { scope: 'charges', key, request, backoff: { base: 0 } },
+      (held) => held.complete((client) => work(client, held.request))),
+  };
+  for (const [name, call] of Object.entries(calls)) {
+    const { key, request } = operation();
+    const { amount } = request;
+    const called = call({ key, request }, async (client) => assert.fail('runs'));
+    request.amount *= 2; // the caller, during the claim
+    await assert.rejects(called, changed, name);
+    const left = async () => (name === 'lease' ? state(key, 'charges') : state(key));
+    const expected = name === 'lease' ? 'in_progress' : 'absent';
+    assert.equal(await left(), expected);
+    request.amount = amount;
+    await pool.query('ALTER SEQUENCE tries RESTART');
+    let runs = 0;
+    await assert.rejects(call({ key, request }, async (client, read) => {
+      runs++;
+      read.amount *= 2; // the handler, which loses a race
+      await pay(client, read);
+      await client.query('SELECT lose_race()');
+    }), changed, name);
+    assert.deepEqual([runs, await effects(request), await left()], [1, 0, expected], name);
+  }
+  const { key, request } = operation();
+  const work = async (client, read) => { read.note = 'paid'; return pay(client, read); }; // what needs no second attempt may change it
+  assert.ok((await calls.idempotent({ key, request }, work)).payment);
 });
 
 test('the last error is thrown when the attempts are used up', async () => {

@@ -636,6 +636,19 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.deepEqual([failed.status, failed.headers['x-failed'], failed.headers['x-before'], finished], [500, undefined, 'kept', 1]);
     });
 
+    await t.test('a body that an attempt has changed is not paid by the next one', async () => {
+      const { key, request } = operation();
+      await pool.query('ALTER SEQUENCE tries RESTART');
+      habit = async (q, client) => {
+        q.body.amount *= 2;
+        await client.query('SELECT lose_race()');
+        return { body: await pay(client, q.body) };
+      };
+      const response = await post('/habits', key, request);
+      assert.deepEqual([response.status, /the request has changed/.test(response.body)], [500, true]);
+      assert.equal(await state(key), 'absent');
+    });
+
     await t.test('a status from 400 on: rolled back, and not stored', async () => {
       const { key, request } = operation();
       const response = await post('/teapot', key, request);
