@@ -18,7 +18,7 @@ export interface HttpOptions<Request> extends Omit<Options, 'scope' | 'tenant' |
   /** The statuses from 400 on that are stored, such as 402. Their effect is undone. */
   finalStatuses?: number[];
   /** Whether to store an answer below 400. Else it is sent, and its effect is rolled back. */
-  storeIf?: (response: HttpResponse) => boolean;
+  storeIf?: (response: HttpResponse) => boolean | Promise<boolean>;
   /** More headers that must not be stored. */
   neverStored?: string[];
   /** The only headers that are stored, beside Content-Type. */

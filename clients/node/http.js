@@ -9,7 +9,7 @@ const {
 const { OPTIONS, run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
 const {
-  JsonText, headerFields, json, known, only, statusCode, tenantText, text,
+  JsonText, decided, headerFields, json, known, only, statusCode, tenantText, text,
 } = require('./values.js');
 
 // Headers that concern one connection, one moment or one client's session.
@@ -173,7 +173,7 @@ class Exchange {
       throw new Failure(STATUS_CODES[status] ?? 'failed',
         { status, headers: this.#stored(sent.headers), body });
     }
-    if (status >= 400 || !storeIf(response)) throw new NotStored();
+    if (status >= 400 || !decided('storeIf', await storeIf(response))) throw new NotStored();
     return { ...this.#given, headers: this.#stored(headers) };
   }
 

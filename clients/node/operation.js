@@ -45,7 +45,8 @@ async function run(pool, operation, work) {
 
 // The operation as the statements need it, once it is known to be one.
 function withDefaults(operation) {
-  const { scope, key, request, read = () => request, ttl, wait = WAIT, records, ...rest } = operation;
+  const { scope, key, request, read = () => request, ...rest } = operation;
+  const { ttl, wait = WAIT, records } = rest;
   if ('tenant' in rest) tenantText(rest.tenant); // one that was forgotten is not left out
   return {
     ...rest, read, scope: text('scope', scope), key: text('key', key),
@@ -172,5 +173,6 @@ function idempotent(pool, { name, ...options }, handler) {
 }
 
 module.exports = {
-  OPTIONS, answerOf, completed, grant, idempotent, requestText, run, stored, unchanged, withDefaults,
+  OPTIONS, answerOf, completed, grant, idempotent, requestText, run, stored, unchanged,
+  withDefaults,
 };

@@ -134,6 +134,14 @@ function known(answer, ...names) {
   return answer;
 }
 
+// What a function of the service has decided. One that returns nothing would always say no.
+function decided(name, decision) {
+  if (typeof decision !== 'boolean') {
+    throw new TypeError(`${name} must return true or false, not ${kind(decision)}`);
+  }
+  return decision;
+}
+
 // The options of a call. One that is misspelt would be ignored: a tenant's key would be everyone's.
 function only(names, options) {
   const unknown = Object.keys(options ?? {}).find((name) => !names.includes(name));
@@ -142,6 +150,6 @@ function only(names, options) {
 }
 
 module.exports = {
-  JsonText, bodyBytes, composite, headerFields, interval, json, known, only, statusCode, tenantText,
+  JsonText, bodyBytes, composite, decided, headerFields, interval, json, known, only, statusCode, tenantText,
   text,
 };

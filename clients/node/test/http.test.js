@@ -756,6 +756,20 @@ test('respond() is for other frameworks', async () => {
   await assert.rejects(respond(pool, { scope: 'payments' }, asked, async () => ({})), /tenant must be/);
 });
 
+test('storeIf decides: true or false, or a promise of one', async () => {
+  for (const [storeIf, status, left] of [
+    [() => true, 200, 'completed'], [async () => true, 200, 'completed'], [() => false, 200, 'absent'], [async () => false, 200, 'absent'],
+    [() => {}, undefined, 'absent'], [async () => {}, undefined, 'absent'], [() => 1, undefined, 'absent'], [() => null, undefined, 'absent'],
+  ]) {
+    const { key, request } = operation();
+    const asked = { method: 'POST', url: '/', headers: { 'idempotency-key': key }, body: request };
+    const answer = respond(pool, { scope: 'payments', tenant: null, storeIf }, asked, async (client) => ({ body: await pay(client, request) }));
+    if (status) assert.equal((await answer).status, status);
+    else await assert.rejects(answer, { name: 'TypeError', message: /storeIf must return true or false/ });
+    assert.deepEqual([await state(key), await effects(request)], [left, left === 'absent' ? 0 : 1], String(storeIf));
+  }
+});
+
 test('digits and members of a stored answer are those of its record', async () => {
   const { key } = operation();
   await pool.query(`SELECT idem.complete(token, '{"n": 12345678901234567890.10}')
