@@ -2,7 +2,7 @@
 // Operations of several steps, which call other services and so cannot be one transaction.
 const { setTimeout: sleep } = require('node:timers/promises');
 const {
-  Failure, LeaseLost, reported, reporter, sqlstate,
+  Failure, LeaseLost, NotStored, reported, reporter, sqlstate,
 } = require('./errors.js');
 const { guarded } = require('./guard.js');
 const { Heart } = require('./heart.js');
@@ -106,7 +106,7 @@ class Lease {
       const answer = await work(this);
       return this.#answer ?? await this.complete(() => answer);
     } catch (error) {
-      if (this.#answer) throw error; // of the work, after the operation was completed
+      if (this.#answer) throw ofCompleted(error);
       throw await this.#fail(error);
     } finally {
       this.#stop();
@@ -208,6 +208,13 @@ class Lease {
     }
     heart.leave();
   }
+}
+
+// An error of the work after the operation was completed. None that says that it was not.
+function ofCompleted(error) {
+  if (!(error instanceof Failure || error instanceof NotStored)) return error;
+  return new Error(`the operation was completed before its function threw a ${error.name}`,
+    { cause: error });
 }
 
 const isOfLost = (error) => ['ID004', 'ID005'].includes(sqlstate(error));

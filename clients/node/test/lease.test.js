@@ -499,3 +499,15 @@ test('NotStored under a lease: the caller gets it, and the operation is due agai
   assert.deepEqual([events, await state(called.key, 'charges')], [['claimed', 'not_stored'], 'in_progress']);
   assert.equal((await lease(pool, called, payment)).replayed, false);
 });
+
+test('after complete(), no Failure and no NotStored: the caller would take it for the outcome', async () => {
+  for (const thrown of [new Failure('declined'), new NotStored({ a: 1 })]) {
+    const called = begun();
+    const events = [];
+    const onEvent = ({ type }) => events.push(type);
+    await assert.rejects(lease(pool, { ...called, onEvent }, async (held) => { await payment(held); throw thrown; }),
+      (error) => !(error instanceof thrown.constructor) && error.cause === thrown && /was completed before/.test(error.message));
+    assert.deepEqual([events, await effects(called.request)], [['claimed', 'error'], 1]);
+    assert.equal((await lease(pool, called, () => assert.fail('runs'))).replayed, true);
+  }
+});
