@@ -180,7 +180,7 @@ export interface Lease<Request = unknown> {
   readonly signal: AbortSignal;
   /**
    * The result of work(), which runs unless an earlier attempt has stored its result. JSON. A name
-   * is used once.
+   * is used once. Wait for the step: no operation completes while one runs.
    */
   step<T>(name: string, work: () => Promise<T>): Promise<T>;
   /** The key to send to another service in this step: the same in every attempt. */

@@ -30,6 +30,7 @@ const messageOf = (error) => Buffer.from(String(error?.message || error?.name ||
 class Lease {
   #pool; #bound; #token; #milliseconds; #ends; #results; #answer; #beating;
   #names = new Set(); // of the steps that this attempt has begun
+  #running = new Map(); // steps, and their names
   #saving = Promise.resolve();
   #abort = new AbortController();
 
@@ -44,7 +45,13 @@ class Lease {
 
   // The result of work(), which runs unless an earlier attempt has stored its result. A name is
   // used once: a second step of the same name would get the result of the first.
-  async step(name, work) {
+  step(name, work) {
+    const step = this.#step(name, work).finally(() => this.#running.delete(step));
+    this.#running.set(step, name);
+    return step;
+  }
+
+  async #step(name, work) {
     if (this.#names.has(text('step', name))) {
       throw new Error(`step "${name}" was used before in this attempt`);
     }
@@ -74,6 +81,8 @@ class Lease {
 
   // Completes the operation with the answer of effect(client), in one transaction with it.
   async complete(effect) {
+    const [step] = this.#running.values(); // nothing would wait for it, and its result would be lost
+    if (step !== undefined) throw new Error(`step "${step}" is still running`);
     let tries = 0;
     const given = JSON.stringify(this.request); // the work, which runs once, may have changed it
     this.#stop(); // from now on, the transaction holds the key
@@ -110,6 +119,7 @@ class Lease {
       throw await this.#fail(error);
     } finally {
       this.#stop();
+      for (const step of this.#running.keys()) step.catch(() => {}); // its error ends no process
     }
   }
 

@@ -511,3 +511,27 @@ test('after complete(), no Failure and no NotStored: the caller would take it fo
     assert.equal((await lease(pool, called, () => assert.fail('runs'))).replayed, true);
   }
 });
+
+test('a step that nothing waits for: the operation does not complete without it, and no error ends the process', async () => {
+  const ends = {
+    complete: (held) => payment(held),
+    return: async () => ({ response: 1 }),
+    throw: async () => { throw new Error('down'); },
+  };
+  for (const [name, end] of Object.entries(ends)) {
+    const called = begun({ backoff: { base: 60_000 } });
+    let proceed;
+    const unhandled = [];
+    const listen = (error) => unhandled.push(error);
+    process.on('unhandledRejection', listen);
+    await assert.rejects(lease(pool, called, (held) => {
+      held.step('u', () => new Promise((resolve) => { proceed = resolve; }));
+      return end(held);
+    }), name === 'throw' ? /down/ : /step "u" is still running/);
+    assert.deepEqual([await effects(called.request), await state(called.key, 'charges')], [0, 'in_progress']);
+    proceed();
+    await sleep(100); // its result is refused, because the lease has ended
+    process.off('unhandledRejection', listen);
+    assert.deepEqual(unhandled, [], name);
+  }
+});
