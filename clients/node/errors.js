@@ -83,8 +83,8 @@ function asRefused(error) {
 
 // Events -----------------------------------------------------------------------------------------
 
-// Calls a function of the application, if there is one, that is told something. Its own errors, also
-// of a promise, decide no operation.
+// Calls a function of the application, if there is one, that is told something. Its own errors,
+// also of a promise, decide no operation.
 function hook(tell, ...what) {
   if (!tell) return;
   const warn = (mistake) => process.emitWarning(mistake instanceof Error ? mistake : `${mistake}`);

@@ -35,11 +35,12 @@ export interface HttpOptions<Request> extends Omit<Options, 'scope' | 'tenant' |
   log?: { error(error: unknown): void };
 }
 
+/** A request without a method, a URL or headers is a TypeError; Node's own type makes two optional. */
 export interface HttpRequest {
   method?: string;
   /** The path and the query. */
   url?: string;
-  /** By their names in lower case. */
+  /** By their names in lower case, in an object: no Headers. */
   headers: Record<string, string | string[] | undefined>;
   /** As it was parsed. */
   body?: unknown;

@@ -9,7 +9,7 @@ const {
 const { OPTIONS, run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
 const {
-  JsonText, decided, headerFields, json, known, only, statusCode, tenantText, text,
+  JsonText, decided, headerFields, json, known, only, plain, statusCode, tenantText, text,
 } = require('./values.js');
 
 // Headers that concern one connection, one moment or one client's session.
@@ -89,6 +89,7 @@ const invalid = (message) => new Refused('ID007', 'invalid_key', message);
 // errors that do not concern the client.
 async function respond(pool, options, request, work) {
   checkOptions(options);
+  checkRequest(request);
   const { scope, tenant, keyFrom, keyRequired = true, onEvent, retry, log = console } = options;
   const { begin, records, ttl, wait = WAIT, sendRetention } = options;
   const about = { scope };
@@ -137,6 +138,13 @@ function checkOptions(options) {
   if (tenant !== null && typeof tenant !== 'function') {
     throw new TypeError('tenant must be a function, or null for keys that all clients share');
   }
+}
+
+// A request of another form, such as that of fetch(), would have neither a key nor a body.
+function checkRequest({ method, originalUrl, url, headers }) {
+  text('method of the request', method);
+  text('url of the request', originalUrl ?? url);
+  plain('headers of the request', headers);
 }
 
 const asJsonText = (text) => text && new JsonText(text); // a replay is not serialised again

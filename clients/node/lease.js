@@ -81,7 +81,7 @@ class Lease {
 
   // Completes the operation with the answer of effect(client), in one transaction with it.
   async complete(effect) {
-    const [step] = this.#running.values(); // nothing would wait for it, and its result would be lost
+    const [step] = this.#running.values(); // its result would be lost
     if (step !== undefined) throw new Error(`step "${step}" is still running`);
     let tries = 0;
     const given = JSON.stringify(this.request); // the work, which runs once, may have changed it

@@ -68,6 +68,15 @@ function isData(value) {
     && ![iterator, asyncIterator, toStringTag].some((symbol) => symbol in value);
 }
 
+// An object whose members are its content.
+function plain(what, value) {
+  const isObject = value !== null && typeof value === 'object' && !Array.isArray(value);
+  if (!isObject || !isData(value)) {
+    throw new TypeError(`the ${what} must be an object, not ${kind(value)}`);
+  }
+  return value;
+}
+
 // The fields of a composite value as the server writes it: null, or text. Inside of quotes, a quote
 // is two, and so is a backslash.
 function composite(value) {
@@ -101,9 +110,7 @@ const VALUE = /^(?:[!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?)?$/;
 // Headers as idem stores them: a string, or an array of strings for one that is sent several times.
 function headerFields(headers) {
   if (headers === undefined || headers === null) return undefined;
-  if (typeof headers !== 'object' || !isData(headers) || Array.isArray(headers)) {
-    throw new TypeError(`the headers must be an object, not ${kind(headers)}`);
-  }
+  plain('headers', headers);
   const one = (name, value) => {
     if (typeof value !== 'string') {
       throw new TypeError(`header ${name} must be a string, not ${kind(value)}`);
@@ -150,6 +157,6 @@ function only(names, options) {
 }
 
 module.exports = {
-  JsonText, bodyBytes, composite, decided, headerFields, interval, json, known, only, statusCode, tenantText,
-  text,
+  JsonText, bodyBytes, composite, decided, headerFields, interval, json, known, only, plain,
+  statusCode, tenantText, text,
 };

@@ -770,6 +770,19 @@ test('storeIf decides: true or false, or a promise of one', async () => {
   }
 });
 
+test('a request of another form is an error of the service, and not of each client', async () => {
+  const { key, request } = operation();
+  const asked = { method: 'POST', url: '/', headers: { 'idempotency-key': key }, body: request };
+  const call = (of) => respond(pool, { scope: 'payments', tenant: null }, of, () => assert.fail('runs'));
+  for (const other of [
+    new Request('http://localhost/', { method: 'POST', body: '{}', headers: asked.headers }), { ...asked, headers: new Headers(asked.headers) },
+    { ...asked, method: undefined }, { ...asked, url: undefined }, { ...asked, url: new URL('http://localhost/') }, { ...asked, headers: undefined },
+    { ...asked, headers: new Map(Object.entries(asked.headers)) }, { ...asked, headers: Object.entries(asked.headers) },
+  ]) {
+    await assert.rejects(call(other), { name: 'TypeError', message: /of the request must be/ });
+  }
+});
+
 test('digits and members of a stored answer are those of its record', async () => {
   const { key } = operation();
   await pool.query(`SELECT idem.complete(token, '{"n": 12345678901234567890.10}')
