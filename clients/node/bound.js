@@ -3,6 +3,7 @@
 // else. Otherwise the request is refused, because another one would get its answer.
 const { createHash } = require('node:crypto');
 const { createReadStream } = require('node:fs');
+const { isNothing } = require('./values.js');
 
 const JSON_TYPE = /^application\/(?:[^;]*\+)?json$/;
 const FORM = 'application/x-www-form-urlencoded';
@@ -30,8 +31,6 @@ async function boundRequest(request, before) {
   if (ArrayBuffer.isView(body)) return { ...bound, type, sha256: digest(body) };
   return { ...bound, body: media.startsWith('multipart/') ? await fields(body) : body };
 }
-
-const isNothing = (value) => value === undefined || value === null;
 
 // The files of multer; in Fastify, these members are functions.
 const uploads = ({ file, files }) => [file, files].filter((of) => of && typeof of === 'object')

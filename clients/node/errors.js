@@ -1,5 +1,6 @@
 'use strict';
 // What can be thrown, and which of it a retry can cure.
+const { isNothing, only, statusCode } = require('./values.js');
 
 // HTTP status, name and title of SQLSTATEs and classes of them, and whether a retry can cure them,
 // as tools/errors has written them.
@@ -9,13 +10,20 @@ const errorOf = (code = '') => ERRORS[code] ?? ERRORS[code.slice(0, 2)] ?? { sta
 // wrong password or certificate is none of them.
 const UNREACHABLE = /^E(?!RR_)|timeout|terminated/;
 
+const FAILURE = ['sqlstate', 'detail', 'hint', 'status', 'headers', 'body', 'replayed'];
+
 // A final failure. Thrown by an operation: its effect is undone, and every retry gets the failure.
 class Failure extends Error {
-  constructor(message, { sqlstate, detail, hint, status, headers, body, replayed = false } = {}) {
+  constructor(message, options = {}) {
     super(message);
+    const { sqlstate, status, ...rest } = only(FAILURE, options);
+    // A client repeats a request that got 503, and takes one that got 200 for done.
+    if (!isNothing(status) && !/^4/.test(statusCode(status))) {
+      throw new RangeError(`the status of a Failure must be from 400 to 499, not ${status}`);
+    }
     this.name = 'Failure';
     this.code = sqlstate ?? 'ID003';
-    Object.assign(this, { detail, hint, status, headers, body, replayed });
+    Object.assign(this, { status, replayed: false, ...rest });
   }
 }
 

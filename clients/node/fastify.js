@@ -1,6 +1,6 @@
 'use strict';
 const { checkOptions, respond, unsent } = require('./http.js');
-const { JsonText, json, known, statusCode } = require('./values.js');
+const { JsonText, isNothing, json, known, statusCode } = require('./values.js');
 
 // A route handler that runs handler(request, client) once for each Idempotency-Key, in a
 // transaction of the pool, and sends the response { status, headers, body } that it returns.
@@ -25,8 +25,7 @@ function idempotent(pool, options, handler) {
 // What is stored is what the schema or the serializer of the route makes of the body.
 function serialized(reply, answer) {
   const { status = 200, headers, body } = known(answer, 'status', 'headers', 'body');
-  const isNothing = body === undefined || body === null;
-  if (isNothing || typeof body === 'string' || body instanceof Uint8Array) return answer;
+  if (isNothing(body) || typeof body === 'string' || body instanceof Uint8Array) return answer;
   json('body', body); // a schema makes {} of what is none
   const made = reply.code(statusCode(status)).serialize(body);
   const type = Object.entries(headers ?? {}).find(([name]) => /^content-type$/i.test(name));

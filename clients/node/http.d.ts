@@ -35,7 +35,7 @@ export interface HttpOptions<Request> extends Omit<Options, 'scope' | 'tenant' |
   log?: { error(error: unknown): void };
 }
 
-/** A request without a method, a URL or headers is a TypeError; Node's own type makes two optional. */
+/** All but the body are required, although Node's own type leaves two of them open. */
 export interface HttpRequest {
   method?: string;
   /** The path and the query. */

@@ -9,7 +9,8 @@ const {
 const { OPTIONS, run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
 const {
-  JsonText, decided, headerFields, json, known, only, plain, statusCode, tenantText, text,
+  JsonText, decided, headerFields, isNothing, json, known, only, plain, statusCode, tenantText,
+  text,
 } = require('./values.js');
 
 // Headers that concern one connection, one moment or one client's session.
@@ -178,7 +179,7 @@ class Exchange {
     const { status, headers } = this.#given;
     if (status >= 400 && finalStatuses.includes(status)) {
       const { body = Buffer.alloc(0), ...sent } = typed(this.#given);
-      throw new Failure(STATUS_CODES[status] ?? 'failed',
+      throw Object.assign(new Failure(STATUS_CODES[status] ?? 'failed'),
         { status, headers: this.#stored(sent.headers), body });
     }
     if (status >= 400 || !decided('storeIf', await storeIf(response))) throw new NotStored();
@@ -243,8 +244,6 @@ function answerOf(response) {
   const type = typeof body === 'string' ? 'text/plain; charset=utf-8' : 'application/octet-stream';
   return { status, headers: { 'content-type': type, ...sent }, body: Buffer.from(body) };
 }
-
-const isNothing = (value) => value === undefined || value === null;
 
 // With the type of its JSON.
 function typed({ headers, response, body, ...rest }) {

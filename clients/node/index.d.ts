@@ -83,7 +83,7 @@ export interface FailureOptions {
   sqlstate?: string;
   detail?: string;
   hint?: string;
-  /** Of HTTP. By default, 409. */
+  /** Of HTTP, from 400 to 499. By default, 409. */
   status?: number;
   headers?: Headers;
   body?: Buffer;

@@ -143,8 +143,8 @@ function stored(claimed, { key, sendRetention, parse = JSON.parse }) {
   const kept = { replayed: true, ...(sendRetention && { expiresAt }) };
   if (outcome === 'completed') return { response: parse(response), ...rest, ...kept };
   if (outcome !== 'failed') throw refusal(claimed, key);
-  const message = error?.message ?? `operation "${key}" has failed permanently`;
-  return Object.assign(new Failure(message, { ...error, ...rest }), kept);
+  const { message = `operation "${key}" has failed permanently`, sqlstate, detail, hint } = error ?? {};
+  return Object.assign(new Failure(message, { sqlstate, detail, hint }), rest, kept);
 }
 
 // idem.complete() checks headers, but a superuser or a publisher can write a record without it, and

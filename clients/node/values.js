@@ -7,6 +7,8 @@ function kind(value) { // 'Map', 'undefined'
   return value.constructor?.name ?? 'object';
 }
 
+const isNothing = (value) => value === undefined || value === null;
+
 // Text that the server can store: without NUL and without half a surrogate pair.
 function text(what, value) {
   if (typeof value !== 'string') {
@@ -109,7 +111,7 @@ const VALUE = /^(?:[!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?)?$/;
 
 // Headers as idem stores them: a string, or an array of strings for one that is sent several times.
 function headerFields(headers) {
-  if (headers === undefined || headers === null) return undefined;
+  if (isNothing(headers)) return undefined;
   plain('headers', headers);
   const one = (name, value) => {
     if (typeof value !== 'string') {
@@ -125,7 +127,7 @@ function headerFields(headers) {
 }
 
 function bodyBytes(body) {
-  if (body === undefined || body === null) return undefined;
+  if (isNothing(body)) return undefined;
   if (!(body instanceof Uint8Array)) {
     throw new TypeError(`the body must be a Buffer, not ${kind(body)}`);
   }
@@ -157,6 +159,6 @@ function only(names, options) {
 }
 
 module.exports = {
-  JsonText, bodyBytes, composite, decided, headerFields, interval, json, known, only, plain,
-  statusCode, tenantText, text,
+  JsonText, bodyBytes, composite, decided, headerFields, interval, isNothing, json, known, only,
+  plain, statusCode, tenantText, text,
 };

@@ -116,6 +116,19 @@ test('an answer or a Failure that could not be sent is refused before COMMIT', a
   }
 });
 
+test('the status of a Failure is that of a final failure; its options are known', () => {
+  for (const status of [200, 302, 399, 500, 503, 599]) assert.throws(() => new Failure('no', { status }), RangeError);
+  for (const status of ['402', 402.5, NaN]) assert.throws(() => new Failure('no', { status }), TypeError);
+  for (const status of [undefined, 400, 499]) assert.equal(new Failure('no', { status }).status, status);
+  assert.throws(() => new Failure('no', { sqlState: 'P0402' }), { name: 'TypeError', message: 'there is no option "sqlState"' });
+});
+
+test('a Failure with a status of its own, which SQL has stored, is replayed', async () => {
+  const { key, request } = operation();
+  await pool.query(`SELECT idem.fail(token, '{"message": "down"}', 503) FROM idem.claim('payments', $1, $2)`, [key, request]);
+  await assert.rejects(run(pool, { scope: 'payments', key, request }, () => assert.fail('runs')), { name: 'Failure', status: 503, message: 'down' });
+});
+
 test('names and results of steps', async () => {
   const { key, request } = operation();
   await lease(pool, { scope: 'payments', key, request }, async (held) => {
