@@ -3,7 +3,7 @@
 const { randomBytes } = require('node:crypto');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { Refused } = require('./errors.js');
-const { interval, only } = require('./values.js');
+const { only } = require('./values.js');
 
 const DEFAULTS = {
   attempts: 10,
@@ -36,10 +36,7 @@ class Intent {
     if (typeof this.key !== 'string' || !/^[ -~]{1,255}$/.test(this.key)) {
       throw new TypeError('the key must be a string of 1 to 255 ASCII characters');
     }
-    if (retention !== undefined) {
-      interval('retention', retention);
-      ageOf(this.key);
-    }
+    if (retention !== undefined) ageOf(this.key);
     this.#policy = { ...DEFAULTS, ...options };
   }
 

@@ -46,14 +46,13 @@ async function run(pool, operation, work) {
 // The operation as the statements need it, once it is known to be one.
 function withDefaults(operation) {
   const { scope, key, request, read = () => request, ...rest } = operation;
-  const { ttl, wait = WAIT, records } = rest;
+  const { ttl, wait = WAIT } = rest;
   if ('tenant' in rest) tenantText(rest.tenant); // one that was forgotten is not left out
   return {
     ...rest, read, scope: text('scope', scope), key: text('key', key),
     wait: interval('wait', wait),
     request: requestText(request),
     ttl: ttl === undefined ? undefined : interval('ttl', ttl),
-    records: records === undefined ? undefined : text('record table', records),
   };
 }
 
@@ -143,8 +142,9 @@ function stored(claimed, { key, sendRetention, parse = JSON.parse }) {
   const kept = { replayed: true, ...(sendRetention && { expiresAt }) };
   if (outcome === 'completed') return { response: parse(response), ...rest, ...kept };
   if (outcome !== 'failed') throw refusal(claimed, key);
-  const { message = `operation "${key}" has failed permanently`, sqlstate, detail, hint } = error ?? {};
-  return Object.assign(new Failure(message, { sqlstate, detail, hint }), rest, kept);
+  const { message, sqlstate, detail, hint } = error ?? {};
+  const shown = message ?? `operation "${key}" has failed permanently`;
+  return Object.assign(new Failure(shown, { sqlstate, detail, hint }), rest, kept);
 }
 
 // idem.complete() checks headers, but a superuser or a publisher can write a record without it, and

@@ -151,10 +151,58 @@ function decided(name, decision) {
   return decision;
 }
 
+// Options ----------------------------------------------------------------------------------------
+
+const a = (type) => (name, value) => {
+  if (typeof value !== type) throw new TypeError(`${name} must be a ${type}, not ${kind(value)}`);
+};
+
+const from = (least) => (name, value) => {
+  a('number')(name, value);
+  if (!(value >= least)) throw new RangeError(`${name} must be from ${least} on, not ${value}`);
+};
+
+function count(name, value) {
+  from(1)(name, value);
+  if (!Number.isInteger(value)) throw new RangeError(`${name} must be an integer, not ${value}`);
+}
+
+const list = (member) => (name, values) => { // a string would be taken letter by letter
+  if (!Array.isArray(values)) throw new TypeError(`${name} must be an array, not ${kind(values)}`);
+  for (const value of values) member(`member of ${name}`, value);
+};
+
+const group = (name, options) => judge(plain(name, options));
+
+// What the options are, by their names. One of another kind would be ignored, or fail when the
+// first answer is there. Those that are missing here are judged where they are used.
+const KINDS = {
+  retry: group, backoff: group,
+  attempts: from(1), deadline: from(0), first: from(0), longest: from(0), concurrency: count,
+  ttl: interval, wait: interval, lease: interval, base: interval, cap: interval, grace: interval,
+  timeout: interval, retention: interval,
+  refusals: a('boolean'), keyRequired: a('boolean'), sendRetention: a('boolean'),
+  onEvent: a('function'), onError: a('function'), onRetry: a('function'), problem: a('function'),
+  store: a('function'), storeIf: a('function'),
+  keyFrom: (name, value) => typeof value === 'function' || text(name, value),
+  begin: text, documentation: text, records: (_, value) => text('record table', value),
+  neverStored: list(text), includeHeaders: list(text), signals: list(text),
+  finalStatuses: list((_, status) => from(400)('a final status', statusCode(status))),
+  log: (name, value) => a('function')(`${name}.error`, value?.error),
+};
+
+function judge(options) {
+  for (const [name, value] of Object.entries(options)) {
+    if (value !== undefined) KINDS[name]?.(name, value);
+  }
+}
+
 // The options of a call. One that is misspelt would be ignored: a tenant's key would be everyone's.
 function only(names, options) {
-  const unknown = Object.keys(options ?? {}).find((name) => !names.includes(name));
+  if (isNothing(options)) return options;
+  const unknown = Object.keys(plain('options', options)).find((name) => !names.includes(name));
   if (unknown !== undefined) throw new TypeError(`there is no option "${unknown}"`);
+  judge(options);
   return options;
 }
 

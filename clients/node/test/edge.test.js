@@ -43,6 +43,51 @@ test('an option that does not exist: a misspelt tenant would be none', async () 
     /no option "atempts"/);
 });
 
+// Options, and values that they cannot have, with a TypeError or else a RangeError.
+const calls = {
+  idempotent: (of) => idempotent(nowhere, { scope: 'payments', name: 'pay', ...of }, () => {}),
+  worker: (of) => worker(nowhere, { scope: 'left', ...of }, () => {}),
+  intent: (of) => intent('k', of),
+  ...Object.fromEntries(['express', 'fastify'].map((name) => [name,
+    (of) => require(`pg-idem/${name}`).idempotent(nowhere, { scope: 'payments', tenant: null, ...of }, () => {})])),
+};
+const NO_LIST = ['x-session', 402, new Set(['x-session']), { 0: 'a' }, null, [7], [null]];
+const NO_COUNT = [[0, 'r'], [-1, 'r'], [1.5, 'r'], [NaN, 'r'], ['4', 't'], [null, 't'], [{}, 't']];
+const retries = (name, ...values) => values.map(([value, kind]) => [{ [name]: value }, kind]);
+const WRONG = [
+  ['worker', 'concurrency', ...NO_COUNT], ['worker', 'concurrency', [Infinity, 'r']],
+  ['worker', 'signals', ['SIGTERM', 't'], [[1], 't']], ['worker', 'onError', [true, 't']], ['worker', 'grace', ['1', 't']], ['worker', 'records', [7, 't']],
+  ['worker', 'backoff', [5, 't'], ...retries('base', ['1', 't'], [-1, 'r'])],
+  ...['idempotent', 'worker', 'express', 'fastify'].flatMap((call) => [
+    [call, 'retry', [3, 't'], ['3', 't'], [true, 't'], [null, 't'], [[3], 't'], [() => 3, 't']],
+    [call, 'retry', ...retries('attempts', ['3', 't'], [0, 'r'], [NaN, 'r']), ...retries('deadline', ['1', 't'], [-1, 'r']), ...retries('onRetry', [1, 't'])],
+    [call, 'onEvent', [true, 't'], ['log', 't'], [null, 't']],
+    [call, 'wait', ['1 second', 't'], [-1, 'r']],
+  ]),
+  ...['idempotent', 'express'].map((call) => [call, 'ttl', ['7 days', 't'], [NaN, 'r']]),
+  ['idempotent', 'begin', [7, 't']], ['idempotent', 'name', [7, 't']],
+  ...['express', 'fastify'].flatMap((call) => [
+    ...['neverStored', 'includeHeaders'].map((name) => [call, name, ...NO_LIST.map((of) => [of, 't'])]),
+    [call, 'finalStatuses', ...[...NO_LIST.slice(0, 5), ['402'], [402.5], [null]].map((of) => [of, 't']), [[200], 'r'], [[402, 600], 'r']],
+    [call, 'storeIf', [true, 't'], [null, 't']], [call, 'problem', [{}, 't']], [call, 'keyFrom', [7, 't'], [null, 't']],
+    [call, 'keyRequired', ['no', 't'], [0, 't']], [call, 'sendRetention', [1, 't']], [call, 'log', [true, 't'], [{}, 't'], [null, 't']], [call, 'documentation', [7, 't']],
+  ]),
+  ['intent', 'attempts', [0, 'r'], ['3', 't']], ['intent', 'store', [{}, 't']], ['intent', 'timeout', ['1', 't']], ['intent', 'onRetry', [1, 't']],
+];
+
+test('an option of another kind is refused when it is given', async () => {
+  for (const [call, name, ...values] of WRONG) {
+    for (const [value, kind] of values) {
+      const label = `${call}: ${name}: ${JSON.stringify(value)}`;
+      assert.throws(() => calls[call]({ [name]: value }), kind === 't' ? TypeError : RangeError, label);
+    }
+  }
+  for (const options of [3, 'a', true, ['a'], () => {}, new Map([['attempts', 1]])]) assert.throws(() => intent('k', options), TypeError);
+  await assert.rejects(async () => transaction(nowhere, () => {}, { retry: 3 }), TypeError);
+  await assert.rejects(respond(nowhere, { scope: 'payments', tenant: null, finalStatuses: '402' }, { headers: {} }, () => {}), TypeError);
+  for (const retry of [undefined, { attempts: Infinity, deadline: Infinity }, { refusals: false, first: 0, longest: 1.5 }]) calls.express({ retry });
+});
+
 test('times are milliseconds', async () => {
   for (const name of ['ttl', 'wait', 'lease', 'backoff']) {
     for (const [value, kind] of [['1 second', TypeError], [null, TypeError], [{}, TypeError], [NaN, RangeError], [-1, RangeError], [Infinity, RangeError]]) {
