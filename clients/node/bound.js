@@ -7,8 +7,6 @@ const { isNothing } = require('./values.js');
 
 const JSON_TYPE = /^application\/(?:[^;]*\+)?json$/;
 const FORM = 'application/x-www-form-urlencoded';
-const UNREAD = 'nothing has parsed the body of the request, so it cannot be bound to the key: '
-  + 'use express.json(), for example, before the route';
 
 // before: of the same request, whose files are not read again.
 async function boundRequest(request, before) {
@@ -27,10 +25,14 @@ async function boundRequest(request, before) {
   // Express 4 makes {} of what its parsers do not read.
   const isParsed = JSON_TYPE.test(media) || files.length > 0 || (media === FORM && body)
     || !(isNothing(body) || (body.constructor ?? Object) === Object && !Object.keys(body).length);
-  if (raw.readableDidRead === false || body === undefined || !isParsed) throw new Error(UNREAD);
+  if (raw.readableDidRead === false || body === undefined || !isParsed) throw unread(type);
   if (ArrayBuffer.isView(body)) return { ...bound, type, sha256: digest(body) };
   return { ...bound, body: media.startsWith('multipart/') ? await fields(body) : body };
 }
+
+const unread = (type) => new Error('nothing has parsed the body of the request '
+  + `(Content-Type: ${type || 'none'}), so it cannot be bound to the key: `
+  + 'a parser for this type must run before the route');
 
 // The files of multer; in Fastify, these members are functions.
 const uploads = ({ file, files }) => [file, files].filter((of) => of && typeof of === 'object')

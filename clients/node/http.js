@@ -99,6 +99,7 @@ async function respond(pool, options, request, work) {
   const tell = onEvent && ((event) => onEvent({ ...event, request }));
   const exchange = new Exchange(options, request);
   const operation = (client) => exchange.attempt(work, client);
+  let ran = false; // then run() reports
   try {
     about.key = await keyOf(request, keyFrom, keyRequired);
     if (about.key === undefined) { // once, because its COMMIT cannot be repeated
@@ -106,16 +107,18 @@ async function respond(pool, options, request, work) {
       return exchange.first({});
     }
     const bound = await boundRequest(request);
+    const bindable = bindableText(bound);
+    ran = true;
     const answer = await run(pool, {
       ...about, begin, records, ttl, wait, sendRetention, onEvent: tell, parse: asJsonText,
-      retry: { ...RETRY, ...retry }, request: bound, read: () => boundRequest(request, bound),
+      retry: { ...RETRY, ...retry }, request: bindable, read: () => boundRequest(request, bound),
     }, operation);
     return answer.replayed ? responseOf(answer) : exchange.first(answer);
   } catch (error) {
     if (error instanceof NotStored) return exchange.first({});
     if (error instanceof Failure) return exchange.failed(error);
     if (error instanceof Refused) {
-      if (about.key === undefined) reporter(tell, about)('refused', error); // else it was told
+      if (!ran) reporter(tell, about)('refused', error);
       const { status } = errorOf(error.code);
       if (status >= 500) throw error; // the service's fault
       return exchange.problem(error, status);
@@ -146,6 +149,18 @@ function checkRequest({ method, originalUrl, url, headers }) {
   text('method of the request', method);
   text('url of the request', originalUrl ?? url);
   plain('headers of the request', headers);
+}
+
+// The mistake of the client, not of the service: 1e400, which is Infinity here, or JSON so deep
+// that serialising it overflows the stack.
+function bindableText(bound) {
+  try {
+    return new JsonText(json('request', bound));
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    throw new Refused('22032', undefined,
+      'the request cannot be stored: it has a number that is too large, or is nested too deeply');
+  }
 }
 
 const asJsonText = (text) => text && new JsonText(text); // a replay is not serialised again
@@ -304,7 +319,7 @@ function unsent(response, raw, work) {
         };
       }
     }
-    raw.on('pipe', (source) => { // nor may it send the rest when the route can
+    raw.on('pipe', (source) => { // it would send its rest as soon as the route may send
       if (isOpen) return;
       source.unpipe(raw);
       refuse();

@@ -220,7 +220,8 @@ class Lease {
   }
 }
 
-// An error of the work after the operation was completed. None that says that it was not.
+// What the caller gets for an error of the work after the operation was completed: a Failure or
+// NotStored would deny that.
 function ofCompleted(error) {
   if (!(error instanceof Failure || error instanceof NotStored)) return error;
   return new Error(`the operation was completed before its function threw a ${error.name}`,

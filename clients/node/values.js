@@ -2,9 +2,9 @@
 // Values at the edge: what would be stored or sent as something else is refused, with a TypeError
 // or a RangeError, before anything runs or commits.
 
-function kind(value) { // 'Map', 'undefined'
+function kind(value) { // 'Map', 'undefined'; 'Generator', whose constructor has no name
   if (value === null || typeof value !== 'object') return value === null ? 'null' : typeof value;
-  return value.constructor?.name ?? 'object';
+  return value.constructor?.name || Object.prototype.toString.call(value).slice(8, -1);
 }
 
 const isNothing = (value) => value === undefined || value === null;
@@ -43,7 +43,8 @@ class JsonText {
 }
 
 // The value as JSON text. As in all of JavaScript, a member that is undefined is absent. What
-// JSON.stringify() turns into null or {} is refused.
+// JSON.stringify() turns into null or {} is refused. Infinity is a RangeError, as is what is nested
+// too deeply: both can come from the JSON of a client, unlike the others.
 function json(what, value) {
   if (value instanceof JsonText) return value.text;
   const refuse = (part, of = kind(part)) => {
@@ -51,7 +52,9 @@ function json(what, value) {
   };
   const text = JSON.stringify(value, function checked(name, made) {
     const before = this[name];
-    if (typeof made === 'number' && !Number.isFinite(made)) refuse(made, made);
+    if (typeof made === 'number' && !Number.isFinite(made)) {
+      throw new RangeError(`the ${what} must be JSON, which has no ${made}`);
+    }
     if (made === null && before !== null) refuse(before, 'invalid Date');
     if (made === undefined && Array.isArray(this)) refuse(made);
     if (['function', 'symbol'].includes(typeof made)) refuse(made);

@@ -41,6 +41,16 @@ async function isRefused(url, request, message) {
   assert.equal(answer.status, 500);
   assert.match(answer.text, message);
 }
+// Its mistake: JSON, but none that can be stored.
+async function isUnstorable(url) {
+  for (const body of ['{"a":1e400}', '[-1e400]', '['.repeat(20_000) + ']'.repeat(20_000)]) {
+    const answer = await send(url, randomUUID(), json(body));
+    assert.equal(answer.status, 400);
+    const { type, sqlstate, detail } = JSON.parse(answer.text);
+    assert.deepEqual([type, sqlstate], ['about:blank', '22032']);
+    assert.match(detail, /the request cannot be stored/);
+  }
+}
 
 const json = (value, headers) => ({ body: typeof value === 'string' ? value : JSON.stringify(value), type: 'application/json', ...headers });
 function form(content, { name = 'file', filename = 'a.txt', type = 'text/plain', note = 'n' } = {}) {
@@ -99,6 +109,9 @@ for (const name of ['express', 'express4']) {
     for (const type of ['application/xml', 'application/vnd.api+json', 'multipart/form-data; boundary=x', undefined]) {
       await isRefused(`${base}/`, { body: new TextEncoder().encode('{"a":1}'), type }, /nothing has parsed the body/);
     }
+    await isRefused(`${base}/`, { body: '<a/>', type: 'application/xml' }, /the request \(Content-Type: application\/xml\),.* a parser for this type/);
+    await isRefused(`${base}/`, { body: new TextEncoder().encode('a') }, /the request \(Content-Type: none\)/);
+    await isUnstorable(`${base}/`);
     await isRefused(`${base}/elsewhere`, { body: '<a/>', type: 'application/xml' }, /nothing has parsed the body/);
     await isRefused(`${base}/map`, json({ a: 1 }), /the request must be JSON, which has no Map/);
     await isSame(`${base}/view`, json({ a: 1 }), json({ a: 1 }));
@@ -169,6 +182,10 @@ test('fastify: bodies', { skip }, async () => {
   for (const type of ['text/csv', 'text/tab', 'application/xml']) {
     await isRefused(url, { body: 'a', type }, /nothing has parsed the body|must be JSON, which has no/);
   }
+  const { text } = await send(url, randomUUID(), { body: 'a', type: 'text/csv' });
+  assert.doesNotMatch(text, /express/);
+  assert.match(text, /Content-Type: text\/csv/);
+  await isUnstorable(url);
 });
 
 test('fastify: files of @fastify/multipart', { skip: skip || !isInstalled('@fastify/multipart') && 'it is not installed' }, async () => {

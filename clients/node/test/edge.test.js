@@ -107,6 +107,7 @@ const NO_JSON = {
   error: Object.assign(new Error('a'), { code: 1 }), pattern: /a/, nan: NaN, infinity: -Infinity, date: new Date(NaN), hole: [undefined],
   symbol: Symbol('a'), method: () => 1, big: 10n,
 };
+const NO_NUMBERS = ['nan', 'infinity'];
 class Money { amount = 1; }
 const JSON_VALUES = [false, 0, '', 'a', null, [], {}, [null], { a: undefined, b: 1 }, new Date(0), new Money(), Object.create(null), new URL('http://a/')];
 
@@ -114,9 +115,10 @@ test('a request and an answer are JSON, or refused before anything runs or commi
   for (const [name, value] of Object.entries(NO_JSON)) {
     for (const part of [value, { a: [value] }]) {
       const { key, request } = operation();
-      await assert.rejects(async () => run(nowhere, { scope: 'payments', key, request: part }, () => {}), TypeError, name);
+      const refused = NO_NUMBERS.includes(name) ? RangeError : TypeError;
+      await assert.rejects(async () => run(nowhere, { scope: 'payments', key, request: part }, () => {}), refused, name);
       const work = async (client) => { await pay(client, request); return { response: part }; };
-      await assert.rejects(run(pool, { scope: 'payments', key, request }, work), TypeError, name);
+      await assert.rejects(run(pool, { scope: 'payments', key, request }, work), refused, name);
       assert.deepEqual([await effects(request), await state(key)], [0, 'absent'], name);
     }
   }
@@ -136,6 +138,12 @@ const ANSWERS = [
   { headers: { 'x a': '1' } }, { headers: { '': '1' } }, { headers: [['a', '1']] }, { headers: new Headers({ a: '1' }) }, { headers: 'a' },
   ...['\\x41', 'text', new ArrayBuffer(1), new Float32Array(1), new Blob(['a']), {}].map((body) => ({ body })),
 ];
+
+test('the error names what is no JSON', async () => {
+  for (const [value, name] of [[(function* one() {})(), 'Generator'], [(async function* one() {})(), 'AsyncGenerator'], [new Map(), 'Map']]) {
+    await assert.rejects(async () => run(nowhere, { scope: 'payments', ...operation(), request: value }, () => {}), new RegExp(`which has no ${name}$`));
+  }
+});
 
 test('an answer or a Failure that could not be sent is refused before COMMIT', async () => {
   for (const answer of [...ANSWERS, { answer: 1 }, 7, [], 'text', Promise]) {
@@ -183,7 +191,7 @@ test('names and results of steps', async () => {
     }
     await assert.rejects(held.step('a\0', () => assert.fail('runs')), RangeError);
     for (const [name, value] of Object.entries(NO_JSON)) {
-      await assert.rejects(held.step(name, async () => [value]), TypeError, name);
+      await assert.rejects(held.step(name, async () => [value]), NO_NUMBERS.includes(name) ? RangeError : TypeError, name);
     }
   });
 });
