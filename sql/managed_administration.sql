@@ -142,16 +142,33 @@ RETURNS SETOF record
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    -- As sql/managed.sql creates them.
-    SELECT NULL::integer, 'indexes', 'fail', format('Index %s is missing.', t.name), t.definition
-    FROM (VALUES ('idem.record_pkey',
-                  'ALTER TABLE idem.record ADD PRIMARY KEY (scope, tenant, key)'),
-                 ('idem.record_token', 'CREATE INDEX CONCURRENTLY record_token '
+    -- As sql/managed.sql creates them. The name matters: idem.advance() has that of its table.
+    SELECT NULL::integer, 'indexes', 'fail',
+           format('idem.%s has no constraint %s that is PRIMARY KEY (%s), checked at once: %s.',
+                  t.name, p.name, t.columns, t.risk),
+           format('Of rows with the same values, keep only %s: SELECT %s, count(*) FROM idem.%s '
+                  'GROUP BY %2$s HAVING count(*) > 1. Then: ALTER TABLE idem.%3$s '
+                  '%sADD CONSTRAINT %s PRIMARY KEY (%2$s)', t.kept, t.columns, t.name,
+                  (SELECT string_agg(format('DROP CONSTRAINT %I, ', k.conname), '')
+                   FROM pg_constraint AS k
+                   WHERE k.conrelid = p.relation AND (k.contype = 'p' OR k.conname = p.name)),
+                  p.name)
+    FROM (VALUES ('record', 'scope, tenant, key', 'an operation can run twice',
+                  'the completed one that is oldest'),
+                 ('watermark', 'scope, tenant, source', 'a message can be handled twice',
+                  'the one with the highest seq')
+         ) AS t (name, columns, risk, kept)
+        CROSS JOIN LATERAL (VALUES (format('idem.%s', t.name)::regclass, t.name || '_pkey')
+                           ) AS p (relation, name)
+    WHERE NOT EXISTS (SELECT FROM pg_constraint AS k
+                      WHERE k.conrelid = p.relation AND k.conname = p.name
+                          AND pg_get_constraintdef(k.oid) = format('PRIMARY KEY (%s)', t.columns))
+    UNION ALL
+    SELECT NULL, 'indexes', 'fail', format('Index %s is missing.', t.name), t.definition
+    FROM (VALUES ('idem.record_token', 'CREATE INDEX CONCURRENTLY record_token '
                                        'ON idem.record (number) WHERE leased IS NOT NULL'),
                  ('idem.record_due', 'CREATE INDEX CONCURRENTLY record_due '
-                                     'ON idem.record (scope, lease_end) WHERE leased'),
-                 ('idem.watermark_pkey',
-                  'ALTER TABLE idem.watermark ADD PRIMARY KEY (scope, tenant, source)')
+                                     'ON idem.record (scope, lease_end) WHERE leased')
          ) AS t (name, definition)
     WHERE to_regclass(t.name) IS NULL
     UNION ALL
