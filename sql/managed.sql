@@ -2080,9 +2080,36 @@ END
 $$;
 
 -- An open claim neither commits nor is prepared. SET CONSTRAINTS ALL IMMEDIATE would make this
--- check refuse every claim: so the first check that finds a claim open only notes it (redacted,
--- which means nothing else in an open claim), and is made again at the end of the transaction. A
--- transaction that has become read-only cannot note anything.
+-- check refuse every claim: so the first check that finds a claim open notes it in all open claims
+-- (redacted, which means nothing else in an open claim), and they are checked again at the end of
+-- the transaction, or when the constraint is made immediate once more. A transaction that has
+-- become read-only cannot note anything.
+CREATE FUNCTION idem_internal.is_check_deferred(claim idem.record)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    c idem.record;
+BEGIN
+    IF NOT claim.redacted THEN
+        SET CONSTRAINTS idem.claim_incomplete DEFERRED;
+    END IF;
+    FOR c IN
+        SELECT claim.*
+        UNION ALL
+        SELECT (n.r).*
+        FROM idem_internal.entries() AS e (entry), idem_internal.noted(e.entry) AS n
+        WHERE NOT claim.redacted AND n.is_open AND (n.r).open IS NOT NULL
+    LOOP
+        -- If the constraint is immediate, the check of this update notes the claims again.
+        UPDATE idem.record AS x SET redacted = NOT claim.redacted
+        WHERE (x.scope, x.tenant, x.key) = (c.scope, c.tenant, c.key);
+    END LOOP;
+    RETURN EXISTS (SELECT FROM idem.record AS x
+                   WHERE (x.scope, x.tenant, x.key) = (claim.scope, claim.tenant, claim.key)
+                       AND x.redacted);
+END
+$$;
+
 CREATE FUNCTION idem_internal.refuse_open_claim()
 RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -2096,15 +2123,10 @@ BEGIN
     PERFORM FROM idem.record AS r WHERE r.ctid OPERATOR(pg_catalog.=) NEW.ctid;
     IF NOT FOUND THEN
         RETURN NULL;
-    ELSIF NOT NEW.redacted
-        AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
+    ELSIF (CASE WHEN pg_catalog.current_setting('transaction_read_only')
+               OPERATOR(pg_catalog.=) 'off' THEN idem_internal.is_check_deferred(NEW) END)
+        IS NOT TRUE
     THEN
-        SET CONSTRAINTS idem.claim_incomplete DEFERRED;
-        UPDATE idem.record AS r SET redacted = true
-        WHERE r.scope OPERATOR(pg_catalog.=) NEW.scope
-            AND r.tenant OPERATOR(pg_catalog.=) NEW.tenant
-            AND r.key OPERATOR(pg_catalog.=) NEW.key;
-    ELSE
         SELECT (n.r).* INTO newest
         FROM idem_internal.entries() AS e (entry), idem_internal.noted(e.entry) AS n
         WHERE n.is_open AND (n.r).open IS NOT NULL
@@ -2497,7 +2519,7 @@ BEGIN
     DELETE FROM idem.record AS x
     WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key) AND x.state = 'a';
     UPDATE idem.record AS x
-    SET open = NULL, attempt = x.attempt - 1, ttl = NULL
+    SET open = NULL, attempt = x.attempt - 1, ttl = NULL, redacted = false
     WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
 END
 $$;

@@ -363,6 +363,22 @@ like(bob(sprintf($at_once, 2, '')), qr/cannot commit a transaction with an open 
 	'and does not commit if it is open');
 like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'c3') \\gset\nSET CONSTRAINTS ALL IMMEDIATE; COMMIT"),
 	qr/cannot commit a transaction with an open claim/, 'not even if the constraints are checked after it');
+my $again = 'SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED; SET CONSTRAINTS ALL IMMEDIATE;';
+my $two = "BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'c4') \\gset\n"
+	. "SELECT token AS u FROM idem.claim('bob_scope', 'c5') \\gset\n$again SELECT idem.complete(:'t', '7');";
+like(bob("$two COMMIT"), qr/^7\n.*cannot commit a transaction with an open claim/s,
+	'nor if they are checked again and again, which refuses no claim before');
+is(bob("$two SAVEPOINT s; $again ROLLBACK TO s; $again SELECT idem.complete(:'u', '8'); $again COMMIT"), "7\n8",
+	'and finished claims commit');
+is(bob("CREATE FUNCTION pg_temp.checks(jsonb) RETURNS jsonb LANGUAGE plpgsql AS 'BEGIN $again RETURN \$1; END';
+	BEGIN; $again SELECT response FROM idem.execute('bob_scope', 'c6', 'pg_temp.checks(jsonb)', '9'); COMMIT"), '9',
+	'nor does an operation that checks them fail');
+like(bob("BEGIN; SELECT FROM idem.claim('bob_scope', 'c7') \\g /dev/null\nRESET ALL; $again COMMIT"),
+	qr/cannot commit a transaction with an open claim/, 'and not without the list of claims');
+is(bob("SELECT token AS t FROM idem.claim('bob_scope', 'c8', lease => '1 ms') \\gset\n
+	SELECT pg_sleep(0.01) \\g /dev/null\nBEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'c8') \\gset\n$again
+	SELECT idem.release(:'t') \\g /dev/null\nCOMMIT; SELECT redacted FROM idem.records WHERE key = 'c8'"), 'f',
+	'and what the check notes is gone with the claim');
 
 # once_each() takes no key locks, so other calls meet its rows, and it meets theirs.
 
