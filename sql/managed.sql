@@ -673,15 +673,15 @@ BEGIN
                                   'needs.', owner, function) END,
         HINT = CASE
             -- Membership in a superuser, or in the owner of the tables of records and secrets, is
-            -- more than the use of a scope: the scope is given away.
+            -- more than the use of a scope: the scope is given away, and not to a role only because
+            -- it asks.
             WHEN owner IS NULL OR pg_has_role(s.owner, installer, 'USAGE') THEN (
                 SELECT format(
-                    'Ask %s to give the scope to a role of its users, for example with SELECT '
-                    'idem.alter_scope(%L, owner => %L)%s.',
-                    CASE WHEN r.rolsuper THEN 'a superuser' ELSE format('role "%s"', r.rolname) END,
-                    scope, quote_ident(caller_name),
-                    CASE WHEN NOT pg_has_role(r.oid, caller, set_role)
-                         THEN format(', after GRANT %I TO %I', caller_name, r.rolname) END)
+                    CASE WHEN r.rolsuper THEN 'Ask a superuser' ELSE 'Ask role "%s"' END
+                    || ' to give the scope to a role of its users: SELECT '
+                       'idem.alter_scope(%2$L, owner => ''ROLE'')'
+                    || CASE WHEN r.rolsuper THEN '.' ELSE ', after GRANT ROLE TO %1$I.' END,
+                    r.rolname, scope)
                 FROM pg_roles AS r
                 WHERE r.oid = CASE WHEN owner IS NULL THEN installer ELSE s.owner END)
             WHEN pg_has_role(caller, s.owner, set_role) THEN format('Run SET ROLE %I first.', owner)

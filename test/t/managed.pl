@@ -116,6 +116,10 @@ is(as('admin', q{SELECT idem.claims_per_minute()}), '42883', 'there is no other 
 is(as('admin', q{SELECT idem.create_scope('limited', claims_per_minute => 1)}), '0A000',
 	'what this edition lacks is refused');
 is(as('stranger', q{SELECT idem.use_records('hostile.theft')}), '0A000', 'so is the choice of a table');
+ask(q{CREATE ROLE leaver; SELECT idem.create_scope('left', owner => 'leaver'); DROP ROLE leaver}, 'first');
+like(($node->psql('first', q{SET ROLE stranger; SELECT idem.lookup('left', 'k')}))[2],
+	qr/owner => 'ROLE'\), after GRANT ROLE TO installer\.$/m, 'no hint gives a scope to a role because it asked');
+ask(q{SELECT idem.drop_scope('left')}, 'first');
 
 # Attacks on the functions that have the rights of their owner: with no proof, with that of another
 # role, of another transaction and of another backend, and with functions that look like idem's.

@@ -97,15 +97,14 @@ report::Creatable begins_something(std::string_view function) {
 }
 
 // Membership in a superuser, or in the owner of the tables of records and secrets, is more than the
-// use of a scope: the scope is given away.
+// use of a scope: the scope is given away, and not to a role only because it asks.
 char* membership_hint(const char* scope, Oid owner, const char* owner_name) {
     if (owner_name == nullptr ||
         compat::object_ownercheck(RelationRelationId, table_oid(Table::record), owner))
         return psprintf(
-            "Ask a superuser to give the scope to a role of its users, for example with SELECT "
-            "idem.alter_scope(%s, owner => %s).",
-            quote_literal_cstr(scope),
-            quote_literal_cstr(quote_identifier(GetUserNameFromId(GetUserId(), false))));
+            "Ask a superuser to give the scope to a role of its users: SELECT "
+            "idem.alter_scope(%s, owner => 'ROLE').",
+            quote_literal_cstr(scope));
     const char* role = pstrdup(quote_identifier(owner_name));
     if (compat::member_can_set_role(GetUserId(), owner))
         return psprintf("Run SET ROLE %s first.", role);
