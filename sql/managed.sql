@@ -105,7 +105,8 @@ RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF TG_TABLE_NAME = 'secret' THEN
-        UPDATE idem.scope SET secret_id = NEW.id, secret = NEW.secret;
+        UPDATE idem.scope AS s SET secret_id = NEW.id, secret = NEW.secret
+        WHERE NEW.id > coalesce(s.secret_id, 0);  -- rows may be restored in any order
         RETURN NULL;
     END IF;
     SELECT k.id, k.secret INTO NEW.secret_id, NEW.secret

@@ -895,6 +895,9 @@ DECLARE
 BEGIN
     PERFORM idem_internal.check_writable('rotate_secret', '');
     LOCK TABLE idem.secret IN SHARE ROW EXCLUSIVE MODE;
+    IF (SELECT min(k.id) = 0 AND max(k.id) > 0 FROM idem.secret AS k) IS NOT TRUE THEN
+        PERFORM idem_internal.refuse_without_secrets();
+    END IF;
     INSERT INTO idem.secret
     SELECT max(k.id) + 1, 'fingerprint',
            sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
