@@ -2914,7 +2914,8 @@ BEGIN
                 ELSIF verdict = 'take_over' THEN
                     UPDATE idem.record AS x
                     SET attempt = x.attempt + 1, state = 'c', finished = clock_timestamp(),
-                        expires = clock_timestamp() + s.fixed_ttl, leased = false, nonce = NULL,
+                        expires = clock_timestamp() + s.fixed_ttl, nonce = NULL, open = NULL,
+                        leased = CASE WHEN x.leased IS NOT NULL THEN false END, ttl = NULL,
                         lease_end = NULL, extra_attempts = 0, recovery_point = NULL,
                         recovery_state = NULL, error = NULL, request = NULL
                     WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);

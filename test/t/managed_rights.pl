@@ -229,8 +229,8 @@ is($node->safe_psql('postgres', "$unguarded ORDER BY 1"),
 	<<'OUT' =~ s/\n  / /gr =~ s/\n\z//r, 'health() names the trigger, and the claim that has committed');
 Open claims of scope "alice_scope" were committed while triggers were switched off: 1.
   What these transactions did is committed, too; the next claim of such a key runs its operation again.|For each key,
-  find out whether its operation has run. If so, claim the key and complete it with the answer, in one transaction;
-  if not, call idem.forget(). To list the keys: SELECT tenant, key FROM idem_internal.left_open
+  find out whether its operation has run. If so, claim the key with the same request and complete it with the answer,
+  in one transaction; if not, call idem.forget(). To list the keys: SELECT tenant, key FROM idem_internal.left_open
   WHERE scope = 'alice_scope'
 The trigger claim_incomplete on idem.record is missing or not ENABLE ALWAYS: a transaction can commit with an open
   claim.|ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete
@@ -242,6 +242,12 @@ is($node->safe_psql('postgres', "SELECT state, attempt, holder_pid
 	FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'in_progress|1|',
 	'lookup() shows an attempt without a holder');
 is($node->safe_psql('postgres', "SELECT attempt FROM idem.take('alice_scope')"), '', 'take() leaves it alone');
+is($node->safe_psql('postgres', "SELECT state FROM idem.cancel('alice_scope', 'left open', 't''t')"), 'in_progress',
+	'and so does cancel(): the operation may have run');
+is($node->safe_psql('postgres', "BEGIN; SELECT idem.once_each('alice_scope', '{left open,next}'::text[], 't''t');
+	SELECT state, attempt FROM idem.lookup('alice_scope', 'left open', 't''t');
+	SELECT open, leased, ttl FROM idem.record WHERE key = 'left open'; ROLLBACK"),
+	"left open\nnext\ncompleted|2\n||", 'once_each() takes it over, and leaves nothing open');
 is($node->safe_psql('postgres', "BEGIN; $open\nROLLBACK"), '2', 'the next claim takes it over');
 is($node->safe_psql('postgres', "BEGIN; $open\n"
 	. "SELECT idem.complete(:'t', '1'); COMMIT; SELECT response FROM idem.lookup('alice_scope', 'left open', 't''t')"),
