@@ -43,10 +43,11 @@ BEGIN
     ELSIF EXISTS (SELECT FROM pg_namespace WHERE nspname IN ('idem', 'idem_internal')) THEN
         RAISE duplicate_schema USING
             MESSAGE = 'schema "idem" or "idem_internal" exists already',
-            DETAIL = 'The SQL edition is installed, or the schema is of something else.',
-            HINT = 'SELECT idem.edition() shows what is installed. To update idem, run the '
-                   'update script of the release; to move to the extension, sql/managed_move.sql. '
-                   'Both keep all keys. Dropping the schemas forgets them.';
+            DETAIL = 'The SQL edition, or what is left of it, is installed, or the schema is of '
+                     'something else.',
+            HINT = 'To update idem, run the update script of the release; to move to the '
+                   'extension, sql/managed_move.sql. Both keep all keys. To install idem again '
+                   'without them, drop both schemas first.';
     END IF;
 END
 $$;
@@ -1428,8 +1429,15 @@ BEGIN
     END IF;
     setting := pg_catalog.current_setting('idem.max_open_claims', true);
     IF is_locked AND coalesce(n, 0) OPERATOR(pg_catalog.>=) least(
-        2000, CASE WHEN setting OPERATOR(pg_catalog.<>) '' THEN setting::pg_catalog.int4 END)
+        2000, CASE WHEN setting OPERATOR(pg_catalog.<>) '' THEN coalesce(
+            pg_catalog.substring(setting, '^[1-9][0-9]{0,9}$')::pg_catalog.int8, 0) END)
     THEN
+        IF setting OPERATOR(pg_catalog.!~) '^([1-9][0-9]{0,9})?$' THEN
+            RAISE invalid_parameter_value USING
+                MESSAGE = pg_catalog.format(
+                    'invalid value for parameter "idem.max_open_claims": "%s"', setting),
+                HINT = 'Set it to a number of key locks, 1 or more.';
+        END IF;
         RAISE program_limit_exceeded USING
             MESSAGE = 'too many claims in one transaction',
             DETAIL = pg_catalog.format(

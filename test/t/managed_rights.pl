@@ -386,6 +386,12 @@ is(bob("SELECT token AS t FROM idem.claim('bob_scope', 'c8', lease => '1 ms') \\
 	SELECT idem.release(:'t') \\g /dev/null\nCOMMIT; SELECT redacted FROM idem.records WHERE key = 'c8'"), 'f',
 	'and what the check notes is gone with the claim');
 
+# A limit that is no number, which the extension would have refused
+
+like(bob("SET idem.max_open_claims = '$_'; BEGIN; SELECT idem.try_claim('bob_scope', 'limited')"),
+	qr/invalid value for parameter "idem.max_open_claims": "\Q$_\E"/, "a limit of '$_' is refused")
+  for 'many', '0', '-1', '99999999999';
+
 # once_each() takes no key locks, so other calls meet its rows, and it meets theirs.
 
 my $holder = $node->background_psql('postgres');
