@@ -361,8 +361,8 @@ test (found, check_name, status, scope, detail, hint) AS (
                    format('VACUUM (FREEZE) %s', s.records))),
         (s.records = 'idem.record'::regclass AND NOT s.has_secrets
             AND EXISTS (SELECT FROM known), 'secrets', 'fail',
-         'There are scopes, but the secrets for key locks and fingerprints are missing: no claim '
-         'works.',
+         'There are scopes, but the secrets for key locks and fingerprints are missing: calls that '
+         'need them raise 55000.',
          'Restore the rows of idem.secret from the dump from which the records were restored.')
     ) AS f (found, check_name, status, detail, hint)
 
