@@ -873,6 +873,20 @@ class Asgi(Contract, Routes):
             statuses = [self.sent(app, key, *self.upload("one", note, "x"))[0] for note in "nnm"]
         self.assertEqual((statuses, effects(key)), ([201, 201, 422], 1))
 
+    def test_the_whole_path_is_bound(self):
+        app, key = self.once(), new_key()
+        outer = app_of(self, starlette.applications.Starlette(routes=[
+            starlette.routing.Mount("/shops/{shop}", app.app), starlette.routing.Mount("/", app.app)]))
+        for path, status in (("/shops/1/payments", 201), ("/shops/2/payments", 422),
+                             ("/shops/1%3F/payments", 422), ("/payments", 422),
+                             ("/shops/1/payments", 201)):
+            with self.subTest(path):
+                self.assertEqual(outer.send([("Idempotency-Key", key)], b"", path, "POST")[0],
+                                 status)
+        key = new_key()
+        self.assertEqual([outer.send([("Idempotency-Key", key)], b"", f"/shops/{shop}/payments",
+                                     "POST")[0] for shop in ("a%3Fb", "a%3Fc")], [201, 422])
+
     def test_outer_layers_treat_all_answers_alike(self):
         app, key = self.once(lambda: (201, {}, b"paid" * 100)), new_key()
         for body, origin, coding in ((b"1", "https://a", "gzip"), (b"1", "https://b", "identity"),

@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional, Union
 import anyio
 from starlette import requests
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import URL
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.responses import Response as Native
@@ -95,7 +96,7 @@ class Operation:
         """Claims the key, unless another attempt has done so. Returns the connection."""
         if self.now is None:
             exchange = Exchange(
-                self.route, request.method, request.scope["path"],
+                self.route, request.method, _path(request.scope),
                 request.scope.get("query_string", b"").decode("latin-1"), self.body,
                 request.headers.get("content-type", ""),
                 request.headers.get("content-encoding", ""), await _form(request, self.body))
@@ -139,6 +140,12 @@ class Operation:
         response = await _captured(request, made)
         response.raised = True
         return response
+
+
+def _path(scope: Any) -> str:
+    """With what leads to a mounted application, which old Starlette cuts off. An URL without host
+    and query is the path alone, and not split at a question mark that was quoted."""
+    return str(URL(scope={**scope, "headers": (), "server": None, "query_string": b""}))
 
 
 async def _read(request: Any, limit: int) -> bytes:
