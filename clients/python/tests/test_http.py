@@ -775,6 +775,17 @@ class DjangoClasses(Django):
             "idempotent": staticmethod(idempotent),
             "post": lambda self, request: pay(request)}).as_view()
 
+    def test_the_mixin_precedes_the_view(self):
+        from django.views import View
+        from pg_idem.django import IdempotentMixin
+
+        class Base(IdempotentMixin):
+            pass
+        for bases in ((View, IdempotentMixin), (View, Base), (type("Own", (View,), {}), Base)):
+            with self.subTest(bases), self.assertRaisesRegex(TypeError, "must precede View"):
+                type("Pay", bases, {})
+        type("Pay", (Base, View), {})
+
 
 @unittest.skipUnless(django and rest_framework, "Django REST framework is not installed")
 class DjangoRest(Django):

@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterator, TypeVar, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpResponse
+from django.views import View as ClassView
 
 from . import core, drivers, flow, http, sync
 from .http import Exchange, Response, Route
@@ -91,11 +92,17 @@ def idempotent(idempotency: Idempotency, scope: Any, *, tenant: Any,
 
 
 class IdempotentMixin:
-    """For class-based views, and those of Django REST framework. The methods run once per key,
-    after what authenticates in dispatch() or initial(). The attribute `idempotent` is what
-    idempotent() returns."""
+    """For class-based views, and those of Django REST framework: `class Pay(IdempotentMixin, View)`.
+    The methods run once per key, after what authenticates in dispatch() or initial(). The attribute
+    `idempotent` is what idempotent() returns."""
 
     idempotent: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if ClassView in cls.__mro__[:cls.__mro__.index(IdempotentMixin)]:
+            raise TypeError(f"IdempotentMixin must precede View in the bases of {cls.__name__}, or"
+                            " View would call its methods itself")
 
     @classmethod
     def as_view(cls, *args: Any, **kwargs: Any) -> Any:  # as the decorator does
