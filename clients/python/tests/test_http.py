@@ -711,6 +711,31 @@ class Django(Wsgi, PaymentTest):
         self.assertEqual([self.sent(app, key)[::2] for _ in range(2)], [(422, b"invalid")] * 2)
         self.assertEqual(effects(key), 0)
 
+    def test_a_safe_method_keeps_the_transaction_of_atomic_requests(self):
+        from django.db import connection
+        from django.http import HttpResponse
+        from django.urls import path
+        from pg_idem.django import Idempotency, idempotent
+        key = new_key()
+
+        def pay(request):
+            connection.cursor().execute("INSERT INTO payment (key, amount) VALUES (%s, 1)", [key])
+            if "fails" in request.GET:
+                1 / 0
+            return HttpResponse("paid")
+        app = app_of(self, self.app)
+        app.own = [path("payments", self.view_of(
+            idempotent(Idempotency(), "payments", tenant=None), pay, None))]
+
+        def effects_of(url):
+            with contextlib.suppress(ZeroDivisionError):
+                app.send([], b"", url, "GET")
+            return effects(key)
+        self.assertEqual(effects_of("/payments?fails"), 1)
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+        self.addCleanup(connection.settings_dict.update, ATOMIC_REQUESTS=False)
+        self.assertEqual((effects_of("/payments?fails"), effects_of("/payments")), (1, 2))
+
     def test_the_database_is_away_with_atomic_requests(self):
         from django.db import connections
         app, other = self.once(options={"connect": "nowhere"}), self.once()
@@ -773,6 +798,7 @@ class DjangoClasses(Django):
         bases = [IdempotentMixin, Authenticated]
         return type("Pay", tuple(bases if guest else bases[::1]), {
             "idempotent": staticmethod(idempotent),
+            "get": lambda self, request: pay(request),
             "post": lambda self, request: pay(request)}).as_view()
 
     def test_the_mixin_precedes_the_view(self):
@@ -815,6 +841,7 @@ class DjangoRest(Django):
             "idempotent": staticmethod(idempotent), "authentication_classes": [],
             "permission_classes": [], "initial": initial,
             "parser_classes": [parsers.MultiPartParser, Binary],
+            "get": lambda self, request: pay(request._request),
             "post": lambda self, request: pay(request._request)})
         checked = view.as_view()
         return functools.wraps(checked)(lambda request: self.challenged(checked(request)))

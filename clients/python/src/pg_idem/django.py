@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Iterator, TypeVar, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
@@ -72,22 +72,29 @@ def idempotent(idempotency: Idempotency, scope: Any, *, tenant: Any,
                **options: Any) -> Callable[[View], View]:
     """A decorator of a view, below those that authenticate. Its transaction is that of the ORM, in
     place of the one of ATOMIC_REQUESTS. The arguments are those of http.Route."""
-    route = Route(idempotency, scope, tenant, **options)
+    route, using = Route(idempotency, scope, tenant, **options), idempotency.using
 
     def decorate(view: View) -> View:
+        is_async, run = inspect.iscoroutinefunction(view), cast(Any, async_to_sync)
+        opted_out = using in getattr(view, "_non_atomic_requests", ())
+
+        def atomic() -> bool:  # as Django decides, from which the view is taken out below
+            return not opted_out and connections[using].settings_dict["ATOMIC_REQUESTS"]
+
         def once(request: Any, *args: Any, **kwargs: Any) -> Any:
-            if request.method in http.SAFE:
-                return view(request, *args, **kwargs)
-            return _respond(route, request, lambda: view(request, *args, **kwargs))
+            def call() -> Any:
+                return (run(view) if is_async else view)(request, *args, **kwargs)
+            if request.method not in http.SAFE:
+                return _respond(route, request, call)
+            with transaction.atomic(using) if atomic() else nullcontext():
+                return call()
 
         async def once_async(request: Any, *args: Any, **kwargs: Any) -> Any:
-            if request.method in http.SAFE:
+            if request.method in http.SAFE and not atomic():
                 return await view(request, *args, **kwargs)
-            run: Any = async_to_sync
-            return await sync_to_async(_respond)(
-                route, request, lambda: run(view)(request, *args, **kwargs))
-        return cast(View, transaction.non_atomic_requests(idempotency.using)(
-            functools.wraps(view)(once_async if inspect.iscoroutinefunction(view) else once)))
+            return await sync_to_async(once)(request, *args, **kwargs)
+        return cast(View, transaction.non_atomic_requests(using)(
+            functools.wraps(view)(once_async if is_async else once)))
     return decorate
 
 
@@ -111,12 +118,15 @@ class IdempotentMixin:
         return view
 
     def dispatch(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        dispatch: Any = super().dispatch  # type: ignore[misc]
+        if request.method in http.SAFE:
+            return type(self).idempotent(dispatch)(request, *args, **kwargs)
         name = request.method.lower()
         method = getattr(self, name, None)
-        if method is not None and request.method not in http.SAFE:
+        if method is not None:
             once = type(self).idempotent(functools.partial(self._finished, method))
             setattr(self, name, once)
-        return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        return dispatch(request, *args, **kwargs)
 
     def _finished(self, method: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The answer of the method, as REST framework finishes it."""
