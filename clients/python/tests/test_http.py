@@ -589,6 +589,26 @@ class Flask(Wsgi, PaymentTest):
         for body in (b"1", b"1", b"2"):
             self.assertEqual(self.sent(app, key, body)[1]["x-outer"], "1")
 
+    def test_each_attempt_reads_the_request_as_it_was_sent(self):
+        seen = []
+
+        def act():
+            flask.request.json["amount"] *= 2
+            seen.append([flask.request.json["amount"], flask.request.stream.read(),
+                         flask.request.data])
+            if len(seen) == 1:
+                raise psycopg.errors.SerializationFailure("lost")
+            return 201, {}, b"paid"
+        app, body = self.once(act), b'{"amount": 10}'
+        self.assertEqual(self.sent(app, new_key(), body)[0], 201)
+        self.assertEqual(seen, [[20, body, body]] * 2)
+
+        def upload():
+            return 201, {}, str(len(flask.request.stream.read())).encode()
+        body, content_type = self.upload("one", "n", "x")
+        response = self.sent(self.once(lambda *form: upload()), new_key(), body, content_type)
+        self.assertEqual(int(response[2]), len(body))
+
     test_what_runs_afterwards_runs_once_after_commit = None  # a hook of the first answer
 
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import functools
+import io
 from typing import Any, Callable, Optional, TypeVar, cast
 
 import flask
@@ -41,11 +42,13 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
                 state.clear()  # what an attempt that was rolled back has left
                 state.update(before, idem_connection=connection)
                 del hooks[registered:]
+                _rewind(exchange.body)
                 return _called(lambda: current_app.ensure_sync(view)(*args, **kwargs))
             if (request.content_length or 0) > route.max_body:
                 return _sent(route, route.too_large())
+            exchange = _exchange(route)
             return _sent(route, idempotency.drive(http.respond(
-                _exchange(route), request.headers.getlist("Idempotency-Key"), request, call)))
+                exchange, request.headers.getlist("Idempotency-Key"), request, call)))
         return cast(View, once)
     return decorate
 
@@ -72,11 +75,18 @@ def _exchange(route: Route) -> Exchange:
                     request.headers.get("Content-Encoding", ""), form)
 
 
+def _rewind(body: bytes) -> None:
+    """Each attempt reads the request from the beginning, as it was sent."""
+    request.environ["wsgi.input"] = io.BytesIO(body)
+    for name in ("stream", "_cached_json"):
+        vars(request._get_current_object()).pop(name, None)
+    for upload in request.files.values() if request.mimetype == http.MULTIPART else ():
+        upload.stream.seek(0)
+
+
 def _called(view: Callable[[], Any]) -> Response:
     raised = False
     try:
-        for upload in request.files.values() if request.mimetype == http.MULTIPART else ():
-            upload.stream.seek(0)
         made = current_app.make_response(view())
     except Exception as error:
         if isinstance(error, core.Failure) or core.is_transient(error):
