@@ -10,6 +10,7 @@ import io
 import json
 import time
 import unittest
+import warnings
 from unittest import mock
 
 import psycopg
@@ -288,6 +289,16 @@ class Routes:
         key = new_key()
         bodies = [self.sent(app, key)[2] for _ in range(4)]
         self.assertEqual((bodies, effects(key)), ([b"errors", b"errors", b"data", b"data"], 1))
+
+    def test_store_if_says_true_or_false(self):
+        async def coroutine(response):
+            return True
+        for store_if in (coroutine, lambda response: None, lambda response: 1):
+            key, app = new_key(), self.once(options={"store_if": store_if})
+            with self.subTest(store_if), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the coroutine is never awaited
+                self.assertEqual(self.status_or_error(app, key), 500)
+                self.assertEqual(effects(key), 0)
 
     def test_an_answer_that_cannot_be_sent_is_not_committed(self):
         for headers in ({"X-A": "\u0100"}, {"X-A": "a\nb"}, {"X A": "1"}):

@@ -66,8 +66,9 @@ class Route:
                      body, which returns None if there is no key
     key_required     refuse requests without a key (400); otherwise they run without one
     final_statuses   the statuses from 400 on that are stored, such as 402
-    store_if         a function of the handler's response: whether it is stored, if below 400. Else
-                     it is sent, and its effect is rolled back: for errors inside of a 200
+    store_if         a function of the handler's response, no coroutine: True if it is to be stored,
+                     below 400. If False, it is sent, and its effect is rolled back: for errors
+                     inside of a 200
     never_stored     headers that are not stored, besides http.NEVER_STORED
     include_headers  the only headers that are stored, beside Content-Type; by default, all others
     send_retention   send the header Idempotency-Expires: until when the answer is kept
@@ -103,6 +104,13 @@ class Route:
         self._denied = NEVER_STORED | {name.lower() for name in self.never_stored}
         self._allowed = None if self.include_headers is None else {  # the type belongs to the body
             "content-type", *(name.lower() for name in self.include_headers)}
+
+    def kept(self, response: Any) -> bool:
+        """What store_if says. A coroutine would always be true, and a forgotten `return` false."""
+        kept = self.store_if(response)
+        if not isinstance(kept, bool):
+            raise TypeError(f"store_if must return True or False, not {type(kept).__name__}")
+        return kept
 
     def stores(self, header: str) -> bool:
         return header.lower() not in self._denied and (
@@ -219,7 +227,7 @@ class Exchange:
         if response.status >= 400 and response.status in self.route.final_statuses:
             raise Failure(phrase(response.status), status=response.status,
                           headers=self.stored(response.headers), body=response.body)
-        if response.status >= 400 or response.raised or not self.route.store_if(response.native):
+        if response.status >= 400 or response.raised or not self.route.kept(response.native):
             raise NotStored(response)
         return Answer(None, response.status, self.stored(response.headers), response.body)
 
