@@ -890,7 +890,6 @@ class DjangoRest(Django):
         self.test_an_error_that_the_application_answers()
 
     def test_what_it_renders_is_stored(self):
-        from django.urls import path
         from pg_idem.django import Idempotency, IdempotentMixin, idempotent as once
         from rest_framework.response import Response
         from rest_framework.views import APIView
@@ -903,8 +902,32 @@ class DjangoRest(Django):
             def post(self, request):
                 return Response({"paid": payment.objects.create(amount=1).pk, "of": request.data},
                                 status=201)
+        self.assert_stored(Pay)
+
+    def test_each_attempt_reads_the_request_as_it_was_sent(self):
+        from pg_idem.django import Idempotency, IdempotentMixin, idempotent as once
+        from rest_framework.response import Response
+        from rest_framework.views import APIView
+        payment, attempts = self.payment, []
+
+        class Pay(IdempotentMixin, APIView):
+            authentication_classes = permission_classes = []
+            idempotent = once(Idempotency(), "payments", tenant=None)
+
+            def post(self, request):
+                made = payment.objects.create(amount=1)
+                attempts.append(request.data["amount"])
+                if len(attempts) == 1:
+                    request.data["amount"] *= 2
+                    raise psycopg.errors.SerializationFailure("lost")
+                return Response({"paid": made.pk, "of": request.data}, status=201)
+        self.assert_stored(Pay)
+        self.assertEqual(attempts, [1, 1])
+
+    def assert_stored(self, view):
+        from django.urls import path
         app, key = app_of(self, self.app), new_key()
-        app.own = [path("payments", Pay.as_view())]
+        app.own = [path("payments", view.as_view())]
         first, again = [self.sent(app, key, b'{"amount": 1}') for _ in range(2)]
         self.assertEqual((first[0], json.loads(first[2])["of"]), (201, {"amount": 1}))
         self.assertEqual((again[2], again[1]["content-type"], effects(key)),

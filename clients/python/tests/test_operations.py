@@ -216,6 +216,18 @@ class Outcomes:
         self.assertEqual(len(logged.output), 2)
         self.assertEqual(effects(key), 1)
 
+    def test_a_request_that_an_attempt_has_changed_is_not_run(self):
+        key, request = new_key(), {"amount": 1}
+
+        def end():
+            request["amount"] *= 2
+            raise psycopg.errors.SerializationFailure("lost")
+        with self.assertRaisesRegex(RuntimeError, "request has changed"):
+            self.pay(key, request, end=end)
+        self.assertEqual((request, effects(key)), ({"amount": 2}, 0))
+        self.pay(key, request, end=lambda: request.clear())  # one attempt may
+        self.assertEqual(effects(key), 1)
+
     def test_in_progress_says_when_to_come_back(self):
         key = new_key()
         with held(key, '{"amount": 1}'), self.assertRaises(InProgress) as raised:
@@ -395,6 +407,17 @@ class Psycopg(Outcomes, PaymentTest):
             refund(key, {"amount": 1})
         self.assertEqual(payments.operation("payments", "pay")(refund)(key, {"amount": 1}),
                          pay(key, {"amount": 1}))
+
+    def test_arguments_that_an_attempt_has_changed_are_not_run(self):
+        @Idempotency(connect).operation("payments")
+        def pay(connection, amounts, *, note=None):
+            connection.execute(INSERT, {"amount": amounts.pop()})
+            raise psycopg.errors.SerializationFailure("lost")
+        for arguments in ({"amounts": [1, 2]}, {"amounts": [1, 2], "note": "two"}):
+            key = new_key()
+            with self.assertRaisesRegex(RuntimeError, "request has changed"):
+                pay(key, **arguments)
+            self.assertEqual(effects(key), 0)
 
     def test_an_operation_keeps_the_signature_of_its_function(self):
         @Idempotency(connect).operation("payments")

@@ -144,12 +144,12 @@ class IdempotentMixin:
 
 
 def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
-    request = getattr(request, "_request", request)  # of REST framework
-    found = dict(vars(request))
+    outer, request = request, getattr(request, "_request", request)  # of REST framework
 
     def call(connection: Any) -> Response:
-        vars(request).clear()  # what an attempt that was rolled back has noted there
-        vars(request).update(found)
+        for noted, state in found:  # what an attempt that was rolled back has left there
+            vars(noted).clear()
+            vars(noted).update(state)
         for _, upload in _files(request):
             upload.seek(0)
         response = view()
@@ -166,7 +166,7 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
         return _sent(route, route.too_large())
     header = request.META.get("HTTP_IDEMPOTENCY_KEY")
     exchange = _exchange(route, request)
-    found = dict(vars(request))  # with what it has read
+    found = [(each, dict(vars(each))) for each in (outer, request)]  # with what was read
     return _sent(route, route.idempotency.drive(http.respond(
         exchange, [] if header is None else [header], request, call)))
 

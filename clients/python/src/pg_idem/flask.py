@@ -78,8 +78,9 @@ def _exchange(route: Route) -> Exchange:
 def _rewind(body: bytes) -> None:
     """Each attempt reads the request from the beginning, as it was sent."""
     request.environ["wsgi.input"] = io.BytesIO(body)
+    current: Any = request
     for name in ("stream", "_cached_json"):
-        vars(request._get_current_object()).pop(name, None)
+        vars(current._get_current_object()).pop(name, None)
     for upload in request.files.values() if request.mimetype == http.MULTIPART else ():
         upload.stream.seek(0)
 

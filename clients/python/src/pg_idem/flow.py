@@ -123,13 +123,15 @@ class Operations(Generic[L]):
             def of(*, tenant: Optional[str] = None, records: Optional[str] = None) -> Any:
                 @functools.wraps(function)
                 def once(key: Key, *args: P.args, **kwargs: P.kwargs) -> Any:
-                    text = core.request_text(_request_of(signature.bind(None, *args, **kwargs)),
-                                             self.dumps) or "null"
+                    arguments = signature.bind(None, *args, **kwargs)
+
+                    def request() -> str:
+                        text = core.request_text(_request_of(arguments), self.dumps)
+                        return f'{bound}, "request": {text or "null"}}}'
 
                     def steps() -> Steps[Any]:
                         answer = yield from self.run_steps(
-                            scope, key, core.JsonText(f'{bound}, "request": {text}}}'),
-                            functools.partial(
+                            scope, key, request, functools.partial(
                                 call, lambda connection: function(connection, *args, **kwargs)),
                             tenant=tenant, records=records)
                         return answer.response
@@ -159,8 +161,9 @@ class Operations(Generic[L]):
         one transaction; or returns the stored answer. Raises Failure and Refused. With `expires`,
         a first answer says when it expires, as a replay does."""
         return self.drive(self.run_steps(
-            scope, key, request, functools.partial(call, function), tenant=tenant, records=records,
-            retry=retry, expires=expires))
+            scope, key, functools.partial(core.request_text, request, self.dumps),
+            functools.partial(call, function), tenant=tenant, records=records, retry=retry,
+            expires=expires))
 
     def transaction(self, function: Callable[[Any], T], *, retry: Optional[Retry] = None) -> T:
         """Calls function(connection) in a transaction, and again after errors that a retry can
@@ -173,19 +176,28 @@ class Operations(Generic[L]):
               backoff: tuple[float, float] = (1.0, 300.0), retry: Optional[Retry] = None) -> L:
         """A context manager that claims the key with a lease of so many seconds: see Lease. After
         an error, the operation is due again after `backoff`: the first and the longest time."""
-        claim = self.claim_of(scope, key, request, tenant, records, lease)
+        claim = self.claim_of(scope, key, core.request_text(request, self.dumps), tenant, records,
+                              lease)
         return self.leases(self, claim, request, backoff=backoff, retry=retry)
 
     # The protocol ---------------------------------------------------------------------------
 
-    def run_steps(self, scope: str, key: Key, request: Any, body: Callable[[Any], Steps[Any]], *,
-                  tenant: Optional[str] = None, records: Optional[str] = None,
-                  retry: Optional[Retry] = None, expires: bool = False) -> Steps[Answer[Any]]:
-        claim = self.claim_of(scope, key, request, tenant, records)
+    def run_steps(self, scope: str, key: Key, request: Callable[[], Optional[str]],
+                  body: Callable[[Any], Steps[Any]], *, tenant: Optional[str] = None,
+                  records: Optional[str] = None, retry: Optional[Retry] = None,
+                  expires: bool = False) -> Steps[Answer[Any]]:
+        """`request` returns what the function would work on now, as JSON."""
+        claim = self.claim_of(scope, key, request(), tenant, records)
+
+        def unchanged(connection: Any) -> Steps[Any]:
+            if request() != claim["request"]:  # an attempt that was rolled back has changed it
+                raise RuntimeError("the request has changed since it was bound to the key: the"
+                                   " function of an operation must not change it")
+            return (yield from body(connection))
 
         def attempt() -> Steps[Answer[Any] | Failure]:
             return self.within(self.connected(), lambda connection: self._attempt(
-                connection, claim, body, expires))
+                connection, claim, unchanged, expires))
         return (yield from self.reported(claim, self.retried(attempt, retry, claim)))
 
     def transaction_steps(self, body: Callable[[Any], Steps[T]],
@@ -266,11 +278,10 @@ class Operations(Generic[L]):
             raise refused from error
         return Claim(*row)
 
-    def claim_of(self, scope: str, key: Key, request: Any, tenant: Optional[str],
+    def claim_of(self, scope: str, key: Key, request: Optional[str], tenant: Optional[str],
                  records: Optional[str], lease: Optional[float] = None) -> dict[str, Any]:
         """The parameters of a claim."""
-        return {"scope": core.text("scope", scope), "key": core.key_text(key),
-                "request": core.request_text(request, self.dumps),
+        return {"scope": core.text("scope", scope), "key": core.key_text(key), "request": request,
                 "lease": None if lease is None else core.seconds("lease", lease),
                 "began": time.monotonic(),
                 "wait": self.wait, "ttl": self.ttl, **self.place(tenant, records)}

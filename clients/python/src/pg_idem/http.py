@@ -331,8 +331,9 @@ def respond(exchange: Exchange, keys: Sequence[str], request: Any,
         if key is None:
             return exchange.outcome(
                 (yield from idempotency.transaction_steps(work, retry=NO_RETRY)))
+        bound = exchange.request()  # of bytes, which each attempt parses anew
         answer = yield from idempotency.run_steps(
-            scope, key, exchange.request(), work, tenant=tenant, retry=RETRY,
+            scope, key, lambda: bound, work, tenant=tenant, retry=RETRY,
             expires=route.send_retention)
         if isinstance(answer.response, Response):  # it was rolled back
             return answer.response
