@@ -405,8 +405,29 @@ class Psycopg(Outcomes, PaymentTest):
             return "refunded"
         with self.assertRaises(Conflict):
             refund(key, {"amount": 1})
-        self.assertEqual(payments.operation("payments", "pay")(refund)(key, {"amount": 1}),
-                         pay(key, {"amount": 1}))
+        self.assertEqual(payments.operation("payments", pay.__qualname__)(refund)(
+            key, {"amount": 1}), pay(key, {"amount": 1}))
+
+    def test_functions_of_one_name(self):
+        payments = Idempotency(connect)
+
+        class A:
+            @payments.operation("payments")
+            def pay(connection, request):
+                return "a"
+
+        class B:
+            @payments.operation("payments")
+            def pay(connection, request):
+                return "b"
+        key = new_key()
+        self.assertEqual(A.pay(key, 1), "a")
+        with self.assertRaises(Conflict):
+            B.pay(key, 1)
+        for nameless in (lambda connection: 1, partial(A.pay, None)):
+            with self.subTest(nameless), self.assertRaisesRegex(TypeError, "pass name="):
+                payments.operation("payments")(nameless)
+            payments.operation("payments", name="nameless")(nameless)
 
     def test_arguments_that_an_attempt_has_changed_are_not_run(self):
         @Idempotency(connect).operation("payments")
@@ -512,7 +533,7 @@ class Psycopg(Outcomes, PaymentTest):
     def test_no_request_is_said_so(self):
         with connect() as connection:
             connection.execute("SELECT idem.create_scope('unbound', if_not_exists => true)")
-        payments, key = Idempotency(connect).operation("unbound")(
+        payments, key = Idempotency(connect).operation("unbound", name="done")(
             lambda connection, request=None: "done"), new_key()
         self.assertEqual([payments(key, None), payments(key, request=None), payments(key)],
                          ["done"] * 3)

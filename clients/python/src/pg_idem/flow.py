@@ -114,10 +114,11 @@ class Operations(Generic[L]):
                   ) -> Callable[[Callable[Concatenate[Any, P], T]], Operation[P, T]]:
         """A decorator. Makes `pay(connection, request)` callable as `pay(key, request)`, and with
         `pay.of(tenant=...)`. The function may have other arguments: these are the request, by their
-        names. Its name is bound to the key, too, so that no other function gets its answer."""
+        names. Its `__qualname__` is bound to the key, too, or `name`, so that no other function
+        gets its answer."""
 
         def decorate(function: Callable[Concatenate[Any, P], T]) -> Operation[P, T]:
-            bound = json.dumps({"function": name or function.__name__})[:-1]
+            bound = json.dumps({"function": _name_of(function) if name is None else name})[:-1]
             signature = inspect.signature(function)
 
             def of(*, tenant: Optional[str] = None, records: Optional[str] = None) -> Any:
@@ -362,6 +363,14 @@ class Operations(Generic[L]):
 
     def thread_ends(self) -> None:
         """Called at the end of each thread that has worked for a lease."""
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """A name that it does not share with other functions."""
+    name: str = getattr(function, "__qualname__", "<lambda>")
+    if name.endswith("<lambda>"):
+        raise TypeError(f"{function!r} has no name that could be bound to its keys: pass name=...")
+    return name
 
 
 def _request_of(call: inspect.BoundArguments) -> Any:
