@@ -353,9 +353,11 @@ class Outcomes:
 
     def test_tenants(self):
         key = new_key()
-        for tenant in ("a", "b", None):
+        for tenant in ("a", "b", core.UNSET):
             self.assertFalse(self.pay(key, {"amount": 1}, tenant=tenant).replayed)
         self.assertEqual(effects(key), 3)
+        with self.assertRaisesRegex(TypeError, "tenant must be a str"):  # of an attribute
+            self.pay(key, {"amount": 1}, tenant=None)
 
     def test_json_of_the_application(self):
         key, amount = new_key(), Decimal("12345678901.123456789")
@@ -374,7 +376,7 @@ class Outcomes:
 
 class Psycopg(Outcomes, PaymentTest):
     def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
-            statement=INSERT, tenant=None, expires=False, **options):
+            statement=INSERT, tenant=core.UNSET, expires=False, **options):
         amounts = request if isinstance(request, dict) else {"amount": 1}
 
         def work(connection):
@@ -399,6 +401,12 @@ class Psycopg(Outcomes, PaymentTest):
         self.assertEqual(pay(key, {"amount": 1}), pay(key, {"amount": 1}))
         self.assertNotEqual(pay(key, {"amount": 1}), pay.of(tenant="other")(key, {"amount": 1}))
         self.assertEqual((pay.__name__, pay.__doc__), ("pay", "Pays."))
+        for wrong in (lambda: pay.of(tenant=None)(key, {"amount": 1}),
+                      lambda: payments.lease("payments", key, None, tenant=None),
+                      lambda: pg_idem.Worker(payments, "payments", print, tenant=None),
+                      lambda: Idempotency(connect, tenant=None)):
+            with self.assertRaisesRegex(TypeError, "tenant must be a str"):
+                wrong()
 
         @payments.operation("payments")
         def refund(connection, request):
@@ -584,7 +592,7 @@ class Psycopg(Outcomes, PaymentTest):
 @unittest.skipUnless(psycopg2, "psycopg2 is not installed")
 class Psycopg2(Outcomes, PaymentTest):
     def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
-            statement=INSERT, tenant=None, expires=False, **options):
+            statement=INSERT, tenant=core.UNSET, expires=False, **options):
         amounts = request if isinstance(request, dict) else {"amount": 1}
 
         def work(connection):
@@ -631,7 +639,7 @@ class Psycopg2(Outcomes, PaymentTest):
 
 class PsycopgAsync(Outcomes, PaymentTest):
     def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
-            statement=INSERT, tenant=None, expires=False, **options):
+            statement=INSERT, tenant=core.UNSET, expires=False, **options):
         amounts = request if isinstance(request, dict) else {"amount": 1}
 
         async def work(connection):
@@ -695,7 +703,7 @@ class SQLAlchemyCore(Outcomes, PaymentTest):
     connect = property(lambda self: self.engine.begin)
 
     def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
-            statement=INSERT, tenant=None, expires=False, **options):
+            statement=INSERT, tenant=core.UNSET, expires=False, **options):
         amounts = request if isinstance(request, dict) else {"amount": 1}
 
         def work(connection):
@@ -788,7 +796,7 @@ class DjangoORM(Outcomes, PaymentTest):
         connections.close_all()
 
     def pay(self, key, request, *, scope="payments", wait=0.0, retry=PATIENT, end=None,
-            statement=INSERT, tenant=None, expires=False, **options):
+            statement=INSERT, tenant=core.UNSET, expires=False, **options):
         import pg_idem.django
 
         def work(connection):

@@ -29,6 +29,7 @@ wrong_request: int = pay("order-1", {"price": 1})  # type: ignore[typeddict-item
 wrong_result: str = pay("order-1", {"amount": 1})  # type: ignore[assignment]
 wrong_key: int = pay(7, {"amount": 1})  # type: ignore[arg-type]
 wrong_tenant: int = pay.of(tenant=7)("order-1", {"amount": 1})  # type: ignore[arg-type]
+no_tenant: int = pay.of(tenant=None)("order-1", {"amount": 1})  # type: ignore[arg-type]
 
 
 @payments.operation("payments")

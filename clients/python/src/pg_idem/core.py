@@ -444,6 +444,11 @@ def tenant_text(tenant: Any) -> str:
     return str(tenant)
 
 
+# The default of an argument whose None is a mistake: such as `tenant`, from an attribute that is not
+# set, which would make the keys of all clients one namespace.
+UNSET: Any = object()
+
+
 def seconds(what: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}")

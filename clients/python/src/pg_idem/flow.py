@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
         def __call__(self, key: Key, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
 
-        def of(self, *, tenant: Optional[str] = None,
+        def of(self, *, tenant: str = core.UNSET,
                records: Optional[str] = None) -> Operation[P, T_co]:
             """The same for keys of this tenant, or of this record table."""
 
@@ -101,13 +101,14 @@ class Operations(Generic[L]):
 
     def __init__(self, connect: Callable[[], Any], *, wait: float = 2.0,
                  ttl: Optional[float] = None, retry: Retry = Retry(),
-                 tenant: Optional[str] = None, records: Optional[str] = None,
+                 tenant: str = core.UNSET, records: Optional[str] = None,
                  on_event: Optional[Callable[[Event], None]] = None,
                  dumps: Callable[[Any], str] = functools.partial(json.dumps, allow_nan=False),
                  loads: Callable[[str], Any] = json.loads) -> None:
         self.connect, self.wait, self.retry = connect, core.seconds("wait", wait), retry
         self.ttl = None if ttl is None else core.seconds("ttl", ttl)
-        self.tenant, self.records, self.on_event = tenant, records, on_event
+        self.tenant = None if tenant is core.UNSET else core.tenant_text(tenant)
+        self.records, self.on_event = records, on_event
         self.dumps, self.loads = dumps, loads
 
     def operation(self, scope: str, name: Optional[str] = None
@@ -121,7 +122,7 @@ class Operations(Generic[L]):
             bound = json.dumps({"function": _name_of(function) if name is None else name})[:-1]
             signature = inspect.signature(function)
 
-            def of(*, tenant: Optional[str] = None, records: Optional[str] = None) -> Any:
+            def of(*, tenant: str = core.UNSET, records: Optional[str] = None) -> Any:
                 @functools.wraps(function)
                 def once(key: Key, *args: P.args, **kwargs: P.kwargs) -> Any:
                     arguments = signature.bind(None, *args, **kwargs)
@@ -146,17 +147,17 @@ class Operations(Generic[L]):
 
     @overload  # type: ignore
     def run(self, scope: str, key: Key, request: Any, function: Callable[[Any], Awaitable[T]], *,
-            tenant: Optional[str] = None, records: Optional[str] = None,
+            tenant: str = core.UNSET, records: Optional[str] = None,
             retry: Optional[Retry] = None, expires: bool = False) -> Awaitable[Answer[T]]: ...
 
     @overload
     def run(self, scope: str, key: Key, request: Any,
-            function: Callable[[Any], Union[Answer[T], T]], *, tenant: Optional[str] = None,
+            function: Callable[[Any], Union[Answer[T], T]], *, tenant: str = core.UNSET,
             records: Optional[str] = None, retry: Optional[Retry] = None,
             expires: bool = False) -> Answer[T]: ...
 
     def run(self, scope: str, key: Key, request: Any, function: Callable[[Any], Any], *,
-            tenant: Optional[str] = None, records: Optional[str] = None,
+            tenant: str = core.UNSET, records: Optional[str] = None,
             retry: Optional[Retry] = None, expires: bool = False) -> Any:
         """Claims the key, calls function(connection) and completes the claim with its result, in
         one transaction; or returns the stored answer. Raises Failure and Refused. With `expires`,
@@ -173,7 +174,7 @@ class Operations(Generic[L]):
         return made
 
     def lease(self, scope: str, key: Key, request: Any, *, lease: float = 60.0,
-              tenant: Optional[str] = None, records: Optional[str] = None,
+              tenant: str = core.UNSET, records: Optional[str] = None,
               backoff: tuple[float, float] = (1.0, 300.0), retry: Optional[Retry] = None) -> L:
         """A context manager that claims the key with a lease of so many seconds: see Lease. After
         an error, the operation is due again after `backoff`: the first and the longest time."""
@@ -184,7 +185,7 @@ class Operations(Generic[L]):
     # The protocol ---------------------------------------------------------------------------
 
     def run_steps(self, scope: str, key: Key, request: Callable[[], Optional[str]],
-                  body: Callable[[Any], Steps[Any]], *, tenant: Optional[str] = None,
+                  body: Callable[[Any], Steps[Any]], *, tenant: str = core.UNSET,
                   records: Optional[str] = None, retry: Optional[Retry] = None,
                   expires: bool = False) -> Steps[Answer[Any]]:
         """`request` returns what the function would work on now, as JSON."""
@@ -279,7 +280,7 @@ class Operations(Generic[L]):
             raise refused from error
         return Claim(*row)
 
-    def claim_of(self, scope: str, key: Key, request: Optional[str], tenant: Optional[str],
+    def claim_of(self, scope: str, key: Key, request: Optional[str], tenant: str,
                  records: Optional[str], lease: Optional[float] = None) -> dict[str, Any]:
         """The parameters of a claim."""
         return {"scope": core.text("scope", scope), "key": core.key_text(key), "request": request,
@@ -287,11 +288,10 @@ class Operations(Generic[L]):
                 "began": time.monotonic(),
                 "wait": self.wait, "ttl": self.ttl, **self.place(tenant, records)}
 
-    def place(self, tenant: Optional[str], records: Optional[str]) -> dict[str, Any]:
+    def place(self, tenant: str, records: Optional[str]) -> dict[str, Any]:
         """Where keys are, by arguments that have defaults here."""
-        tenant = tenant if tenant is not None else self.tenant
         records = records if records is not None else self.records
-        return {"tenant": None if tenant is None else core.tenant_text(tenant),
+        return {"tenant": self.tenant if tenant is core.UNSET else core.tenant_text(tenant),
                 "records": None if records is None else core.text("record table", records)}
 
     def single(self, statements: Sequence[str], parameters: Mapping[str, Any],

@@ -333,8 +333,8 @@ def respond(exchange: Exchange, keys: Sequence[str], request: Any,
                 (yield from idempotency.transaction_steps(work, retry=NO_RETRY)))
         bound = exchange.request()  # of bytes, which each attempt parses anew
         answer = yield from idempotency.run_steps(
-            scope, key, lambda: bound, work, tenant=tenant, retry=RETRY,
-            expires=route.send_retention)
+            scope, key, lambda: bound, work, retry=RETRY,
+            tenant=core.UNSET if tenant is None else tenant, expires=route.send_retention)
         if isinstance(answer.response, Response):  # it was rolled back
             return answer.response
         return exchange.outcome(answer)

@@ -30,7 +30,7 @@ class WorkerBase:
     """
 
     def __init__(self, operations: Any, scope: str, function: Callable[[Any], Any], *,
-                 lease: float = 60.0, tenant: Optional[str] = None, records: Optional[str] = None,
+                 lease: float = 60.0, tenant: str = core.UNSET, records: Optional[str] = None,
                  concurrency: int = 1, wait: float = 2.0, grace: float = 30.0,
                  backoff: tuple[float, float] = (1.0, 300.0)) -> None:
         self.operations, self.scope, self.function = operations, scope, function
