@@ -403,6 +403,14 @@ class Routes:
                 self.assertEqual(self.sent(app, key, *self.upload(*other))[0], 422)
             self.assertEqual(effects(key), 1)
 
+    def test_an_upload_that_cannot_be_parsed_is_bound_by_its_bytes(self):
+        app, key = self.once(), new_key()
+        content_type = self.upload("one", "n", "x")[1]
+        with mock.patch(__name__ + ".form_of", return_value=[]):
+            statuses = [self.sent(app, key, body, content_type)[0]
+                        for body in (b"amount=1", b"amount=1", b"amount=2", b"")]
+        self.assertEqual((statuses, effects(key)), ([201, 201, 422, 422], 1))
+
     def test_what_runs_afterwards_runs_once_after_commit(self):
         key, seen = new_key(), []
 

@@ -162,13 +162,17 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
             body = response.content
         return Response(response.status_code, list(response.items()), body, response,
                         getattr(response, "pg_idem_raised", False))
-    if int(request.META.get("CONTENT_LENGTH") or 0) > route.max_body:
+    if _length(request) > route.max_body:
         return _sent(route, route.too_large())
     header = request.META.get("HTTP_IDEMPOTENCY_KEY")
     exchange = _exchange(route, request)
     found = [(each, dict(vars(each))) for each in (outer, request)]  # with what was read
     return _sent(route, route.idempotency.drive(http.respond(
         exchange, [] if header is None else [header], request, call)))
+
+
+def _length(request: Any) -> int:
+    return int(request.META.get("CONTENT_LENGTH") or 0)
 
 
 def _files(request: Any) -> list[tuple[str, Any]]:
@@ -178,16 +182,19 @@ def _files(request: Any) -> list[tuple[str, Any]]:
 
 
 def _exchange(route: Route, request: Any) -> Exchange:
-    body, form = b"", None
-    if request.content_type == http.MULTIPART:  # may be longer than what request.body takes
+    form = None
+    if request.content_type != http.MULTIPART:
+        body = request.body
+    else:
+        if not request._read_started:  # it may be longer than what request.body takes
+            request._body = request.read()
+        body = getattr(request, "_body", b"")
         form = [(name, value) for name, values in request.POST.lists() for value in values]
         for name, upload in _files(request):
             form.append((name, http.file(upload.name, upload.content_type, upload.chunks())))
-    else:
-        body = request.body
     return Exchange(route, request.method, request.path, request.META.get("QUERY_STRING", ""), body,
                     request.META.get("CONTENT_TYPE", ""),
-                    request.META.get("HTTP_CONTENT_ENCODING", ""), form)
+                    request.META.get("HTTP_CONTENT_ENCODING", ""), form, _length(request))
 
 
 def _sent(route: Route, response: Response) -> Any:

@@ -68,11 +68,9 @@ def _exchange(route: Route) -> Exchange:
             form.append((name, http.file(upload.filename, upload.mimetype,
                                          iter(lambda: upload.stream.read(1 << 20), b""))))
             upload.stream.seek(0)
-    elif request.content_length and len(body) != request.content_length:
-        raise RuntimeError("the body was read before, and cannot be bound to the key")
     return Exchange(route, request.method, request.root_path.rstrip("/") + request.path,
                     request.query_string.decode("latin-1"), body, request.content_type or "",
-                    request.headers.get("Content-Encoding", ""), form)
+                    request.headers.get("Content-Encoding", ""), form, request.content_length or 0)
 
 
 def _rewind(body: bytes) -> None:

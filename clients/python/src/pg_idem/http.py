@@ -166,8 +166,13 @@ class Exchange:
     content_type: str = ""
     content_encoding: str = ""
     form: Optional[Sequence[tuple[str, Any]]] = None  # its fields: values, or files as of file()
+    length: int = 0  # of the body, as the client says
     # Of the attempt that is running, or that has been committed.
     response: Optional[Response] = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.form and len(self.body) < self.length:
+            raise RuntimeError("the body was read before, and cannot be bound to the key")
 
     def key(self, headers: Sequence[str], request: Any) -> Optional[str]:
         """The key of the request, whose Idempotency-Key headers are given."""
@@ -199,7 +204,7 @@ class Exchange:
         if media != "application/json" or charset:
             bound["type"] = ";".join([media, *charset])
         content = _decoded(self.body, self.content_encoding, self.route.max_body)
-        form = self.form
+        form = None if self.body and not self.form else self.form  # what no parser could read
         if form is None and media == URLENCODED:  # one character per byte
             form = parse_qsl(content.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
         if form is not None:
