@@ -146,6 +146,17 @@ class Leases:
                              ("declined", 402, replayed))
         self.assertEqual(effects(key), 0)
 
+    def test_a_completed_operation_does_not_fail(self):
+        def pay(lease):
+            lease.complete("paid")
+            raise Failure("declined")
+        key = new_key()
+        with self.assertRaisesRegex(RuntimeError, "completed already"):
+            self.lease(key).run(pay)
+        with self.assertRaisesRegex(RuntimeError, "completed already"), self.lease(key):
+            raise Failure("declined")
+        self.assertEqual(self.lease(key).run(pay).response, "paid")
+
     def test_an_error_releases_the_operation_for_later(self):
         key = new_key()
         with self.assertRaises(ZeroDivisionError), self.lease(key, backoff=(1000.0, 2000.0)):
@@ -419,6 +430,13 @@ class PsycopgAsync(LeaseTest):
         first, again = asyncio.run(main())
         self.assertEqual((first.response, again.response, again.replayed), ("paid", "paid", True))
         self.assertEqual((effects(key), ran), (1, [1]))
+
+    def test_a_completed_operation_does_not_fail(self):
+        async def pay(lease):
+            await lease.complete("paid")
+            raise Failure("declined")
+        with self.assertRaisesRegex(RuntimeError, "completed already"):
+            asyncio.run(self.lease(new_key()).run(pay))
 
     def test_steps_beside_each_other(self):
         key = new_key()

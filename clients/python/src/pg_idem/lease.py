@@ -207,6 +207,8 @@ class LeaseBase:
         yield self._stop()
         if self.answer is None and error is not None:
             self._operations.report(self._claim, core.event_of(error), error)
+        if self.answer is not None and isinstance(error, Failure):  # a retry gets the answer
+            raise RuntimeError("the operation is completed already, and cannot fail") from error
         if self.answer is not None or isinstance(error, LeaseLost):
             return
         if isinstance(error, Failure):
