@@ -198,6 +198,17 @@ class Values(unittest.TestCase):
         self.refused(ValueError, lambda name: made(headers={name: "1"}), "", "a b", "a:", "\u00e9")
         self.assertEqual(json.loads(made(headers={"A": "\u00ff"})["headers"]), {"A": "\u00ff"})
 
+    def test_lists(self):
+        for name, wrong, right in (("never_stored", ("X-A", 7, None, [7]), (["X-A"], {"X-A"})),
+                                   ("include_headers", ("location", b"x"), (None, ("X-A",))),
+                                   ("final_statuses", (402, "402", ["402"], [True], iter([402])),
+                                    ([402], {402}, range(402, 404)))):
+            def made(value):
+                return Route(Idempotency(None), "s", None, **{name: value})
+            self.refused(TypeError, made, *wrong)
+            for value in right:
+                made(value)
+
     def test_requests(self):
         run = Idempotency(self.fail).run
         self.refused(ValueError, lambda request: run("s", "k", request, print), float("nan"))

@@ -976,7 +976,8 @@ class Asgi(Contract, Routes):
     def test_the_whole_path_is_bound(self):
         app, key = self.once(), new_key()
         outer = app_of(self, starlette.applications.Starlette(routes=[
-            starlette.routing.Mount("/shops/{shop}", app.app), starlette.routing.Mount("/", app.app)]))
+            starlette.routing.Mount("/shops/{shop}", app.app),
+            starlette.routing.Mount("/", app.app)]))
         for path, status in (("/shops/1/payments", 201), ("/shops/2/payments", 422),
                              ("/shops/1%3F/payments", 422), ("/payments", 422),
                              ("/shops/1/payments", 201)):

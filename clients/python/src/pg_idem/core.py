@@ -11,8 +11,8 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import (Any, Callable, Generic, Iterator, Mapping, NamedTuple, NoReturn, Optional,
-                    Sequence, TypeVar, Union)
+from typing import (Any, Callable, Collection, Generic, Iterator, Mapping, NamedTuple, NoReturn,
+                    Optional, Sequence, TypeVar, Union)
 
 Headers = Mapping[str, Union[str, Sequence[str]]]
 Key = Union[str, uuid.UUID]
@@ -444,8 +444,8 @@ def tenant_text(tenant: Any) -> str:
     return str(tenant)
 
 
-# The default of an argument whose None is a mistake: such as `tenant`, from an attribute that is not
-# set, which would make the keys of all clients one namespace.
+# The default of an argument whose None is a mistake: a tenant that is not set would make the keys
+# of all clients one namespace.
 UNSET: Any = object()
 
 
@@ -455,6 +455,14 @@ def seconds(what: str, value: Any) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(f"{what} must be a number of seconds from 0 on, not {value}")
     return float(value)
+
+
+def listed(what: str, values: Any, kind: type) -> Collection[Any]:
+    """A text would be taken letter by letter."""
+    if isinstance(values, str) or not isinstance(values, Collection) or any(
+            isinstance(value, bool) or not isinstance(value, kind) for value in values):
+        raise TypeError(f"{what} must be a collection of {kind.__name__}, not {values!r}")
+    return values
 
 
 def request_text(request: Any, dumps: Callable[[Any], str]) -> Optional[str]:

@@ -99,9 +99,9 @@ def idempotent(idempotency: Idempotency, scope: Any, *, tenant: Any,
 
 
 class IdempotentMixin:
-    """For class-based views, and those of Django REST framework: `class Pay(IdempotentMixin, View)`.
-    The methods run once per key, after what authenticates in dispatch() or initial(). The attribute
-    `idempotent` is what idempotent() returns."""
+    """For class-based views, and those of Django REST framework, as `class Pay(IdempotentMixin,
+    View)`. The methods run once per key, after what authenticates in dispatch() or initial(). The
+    attribute `idempotent` is what idempotent() returns."""
 
     idempotent: Any
 

@@ -101,9 +101,10 @@ class Route:
             ("Link", f'<{self.documentation}>; rel="describedby"')]
         for link in self._links:
             core.header(*link)
-        self._denied = NEVER_STORED | {name.lower() for name in self.never_stored}
+        core.listed("final_statuses", self.final_statuses, int)
+        self._denied = NEVER_STORED | _names("never_stored", self.never_stored)
         self._allowed = None if self.include_headers is None else {  # the type belongs to the body
-            "content-type", *(name.lower() for name in self.include_headers)}
+            "content-type", *_names("include_headers", self.include_headers)}
 
     def kept(self, response: Any) -> bool:
         """What store_if says. A coroutine would always be true, and a forgotten `return` false."""
@@ -371,6 +372,10 @@ def phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return ""
+
+
+def _names(what: str, names: Any) -> set[str]:
+    return {name.lower() for name in core.listed(what, names, str)}
 
 
 def _without(headers: list[tuple[str, str]], unwanted: str) -> list[tuple[str, str]]:
