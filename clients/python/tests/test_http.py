@@ -290,6 +290,16 @@ class Routes:
         bodies = [self.sent(app, key)[2] for _ in range(4)]
         self.assertEqual((bodies, effects(key)), ([b"errors", b"errors", b"data", b"data"], 1))
 
+    def test_a_response_that_is_not_to_be_stored(self):
+        def act():
+            raise pg_idem.NotStored(self.refused_response())
+        key, app = new_key(), self.once(act, options={"final_statuses": [422]})
+        for _ in range(2):
+            status, headers, body = self.sent(app, key)
+            self.assertEqual((status, body, headers["x-reason"]), (422, b"[1]", "51"))
+        self.assertEqual((query("SELECT state FROM idem.lookup('payments', %s::text)", key),
+                          effects(key)), ("absent", 0))
+
     def test_store_if_says_true_or_false(self):
         async def coroutine(response):
             return True
@@ -547,6 +557,10 @@ class Flask(Wsgi, PaymentTest):
     no_errors = staticmethod(lambda response: b"errors" not in response.data)
     own_format = staticmethod(lambda document: (document["type"].split(":")[-1], 418))
 
+    @staticmethod
+    def refused_response():
+        return "[1]", 422, {"X-Reason": "51"}
+
     def refusal(self, status):
         return type("Refusal", (werkzeug.exceptions.HTTPException,), {"code": status})("no")
 
@@ -640,6 +654,11 @@ class Django(Wsgi, PaymentTest):
     def own_format(document):
         from django.http import HttpResponse
         return HttpResponse(document["type"].split(":")[-1], status=418)
+
+    @staticmethod
+    def refused_response():
+        from django.http import HttpResponse
+        return HttpResponse("[1]", status=422, headers={"X-Reason": "51"})
 
     @classmethod
     def setUpClass(cls):
@@ -858,6 +877,11 @@ class DjangoRest(Django):
 
     test_an_error_that_the_application_answers = Routes.test_an_error_that_the_application_answers
 
+    @staticmethod
+    def refused_response():
+        from rest_framework.response import Response
+        return Response([1], status=422, headers={"X-Reason": "51"})
+
     def refusal(self, status):
         from rest_framework.exceptions import APIException
         error = APIException("no")
@@ -948,6 +972,10 @@ class Asgi(Contract, Routes):
     @staticmethod
     def own_format(document):
         return starlette.responses.PlainTextResponse(document["type"].split(":")[-1], 418)
+
+    @staticmethod
+    def refused_response():
+        return starlette.responses.PlainTextResponse("[1]", 422, {"X-Reason": "51"})
 
     def refusal(self, status):
         return starlette.exceptions.HTTPException(status, "no")
@@ -1172,6 +1200,19 @@ class FastAPI(Asgi, PaymentTest):
         self.assertEqual((first[0], json.loads(first[2]), again[2]), (201, {"amount": 5}, first[2]))
         self.assertEqual((effects(key), done), (1, [1]))
         self.assertEqual(self.sent(made, new_key(), b'{"amount": "x"}')[0], 422)
+
+    def test_a_value_that_is_not_to_be_stored(self):
+        app = fastapi.FastAPI()
+        app.router.route_class = pg_idem.fastapi.IdempotentRoute
+        once = pg_idem.fastapi.idempotent(Idempotency(connect), "payments", tenant=None)
+
+        @app.post("/payments", status_code=202)
+        def pay(connection=fastapi.Depends(once)):
+            connection.execute(INSERT, (1,))
+            raise pg_idem.NotStored({"errors": {1}})
+        key = new_key()
+        self.assertEqual(self.sent(app_of(self, app), key)[::2], (202, b'{"errors":[1]}'))
+        self.assertEqual(effects(key), 0)
 
     def test_the_class_of_the_route_is_needed(self):
         app = fastapi.FastAPI()

@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterator, TypeVar, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.views import View as ClassView
 
 from . import core, drivers, flow, http, sync
@@ -130,17 +131,23 @@ class IdempotentMixin:
 
     def _finished(self, method: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         """The answer of the method, as REST framework finishes it."""
+        def finished(response: Any) -> Any:
+            if not hasattr(self, "finalize_response"):
+                return response
+            return self.finalize_response(request, response, *args, **kwargs)
         try:
             response = method(request, *args, **kwargs)
+        except core.NotStored as rolled_back:
+            if not isinstance(rolled_back.response, HttpResponseBase):
+                raise
+            raise core.NotStored(finished(rolled_back.response))
         except Exception as error:
             if not hasattr(self, "handle_exception") or isinstance(error, core.Failure) or (
                     core.is_transient(error)):
                 raise
             response = self.handle_exception(error)
             response.pg_idem_raised = True
-        if hasattr(self, "finalize_response"):
-            response = self.finalize_response(request, response, *args, **kwargs)
-        return response
+        return finished(response)
 
 
 def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
@@ -152,16 +159,12 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
             vars(noted).update(state)
         for _, upload in _files(request):
             upload.seek(0)
-        response = view()
-        if not getattr(response, "is_rendered", True):
-            response = response.render()
-        if response.streaming:
-            body = b"".join(response.streaming_content)
-            response.streaming_content = [body]
-        else:
-            body = response.content
-        return Response(response.status_code, list(response.items()), body, response,
-                        getattr(response, "pg_idem_raised", False))
+        try:
+            return _captured(view())
+        except core.NotStored as rolled_back:
+            if not isinstance(rolled_back.response, HttpResponseBase):
+                raise
+            return _captured(rolled_back.response, undone=True)
     if _length(request) > route.max_body:
         return _sent(route, route.too_large())
     header = request.META.get("HTTP_IDEMPOTENCY_KEY")
@@ -169,6 +172,19 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
     found = [(each, dict(vars(each))) for each in (outer, request)]  # with what was read
     return _sent(route, route.idempotency.drive(http.respond(
         exchange, [] if header is None else [header], request, call)))
+
+
+def _captured(response: Any, **kind: Any) -> Response:
+    """What is sent if a view has returned this."""
+    if not getattr(response, "is_rendered", True):
+        response = response.render()
+    if response.streaming:
+        body = b"".join(response.streaming_content)
+        response.streaming_content = [body]
+    else:
+        body = response.content
+    return Response(response.status_code, list(response.items()), body, response,
+                    getattr(response, "pg_idem_raised", False), **kind)
 
 
 def _length(request: Any) -> int:

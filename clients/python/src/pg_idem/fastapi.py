@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
+from fastapi.encoders import jsonable_encoder
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from . import core, http
@@ -49,13 +51,17 @@ class IdempotentRoute(APIRoute):
         async def once(request: Any) -> Any:
             if route is None or request.method in http.SAFE:
                 return await handler(request)
-            operation = Operation(route)
+            operation = Operation(route, self._made_of)
 
             async def endpoint(attempt: Any) -> Any:
                 attempt.scope["pg_idem"] = operation
                 return await handler(attempt)
             return await operation.respond(request, endpoint)
         return once
+
+    def _made_of(self, value: Any) -> Response:
+        return value if isinstance(value, Response) else JSONResponse(
+            jsonable_encoder(value), self.status_code or 200)
 
 
 def _route_of(dependant: Any) -> Optional[Route]:

@@ -84,16 +84,22 @@ def _rewind(body: bytes) -> None:
 
 
 def _called(view: Callable[[], Any]) -> Response:
-    raised = False
     try:
-        made = current_app.make_response(view())
+        return _captured(view())
+    except core.NotStored as rolled_back:
+        return _captured(rolled_back.response, undone=True)
     except Exception as error:
         if isinstance(error, core.Failure) or core.is_transient(error):
             raise
-        raised = True  # raises the error again, if the application has no handler for it
-        made = current_app.make_response(current_app.handle_user_exception(error))
+        # Raises the error again, if the application has no handler for it.
+        return _captured(current_app.handle_user_exception(error), raised=True)
+
+
+def _captured(made: Any, **kind: Any) -> Response:
+    """What is sent if a view has returned this."""
+    made = current_app.make_response(made)
     made.direct_passthrough = False
-    return Response(made.status_code, list(made.headers.items()), made.get_data(), made, raised)
+    return Response(made.status_code, list(made.headers.items()), made.get_data(), made, **kind)
 
 
 def _sent(route: Route, response: Response) -> Any:

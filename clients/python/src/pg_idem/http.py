@@ -50,6 +50,7 @@ class Response:
     body: bytes
     native: Any = None  # that of the framework, for a first answer
     raised: bool = False  # an exception that the application has turned into an answer
+    undone: bool = False  # that of NotStored
     document: Optional[dict[str, Any]] = None  # of an error of idem
 
 
@@ -230,6 +231,8 @@ class Exchange:
         self.response = response
         for name, value in response.headers:
             core.header(name, value)  # also those that are only sent
+        if response.undone:
+            raise NotStored(response)
         if response.status >= 400 and response.status in self.route.final_statuses:
             raise Failure(phrase(response.status), status=response.status,
                           headers=self.stored(response.headers), body=response.body)

@@ -58,8 +58,8 @@ class Answered(Exception):
 class Operation:
     """A request whose handler is called by the framework, between the claim and the answer."""
 
-    def __init__(self, route: Route) -> None:
-        self.route = route
+    def __init__(self, route: Route, made_of: Callable[[Any], Any] = lambda value: value) -> None:
+        self.route, self.made_of = route, made_of  # the response to what an endpoint may return
         self.now: Union[Call, Done, None] = None
 
     async def respond(self, request: Any, endpoint: Callable[[Any], Any]) -> Any:
@@ -121,10 +121,18 @@ class Operation:
             self.now = await flow.advance_async(self.steps, move)
 
     async def _rendered(self, request: Any, error: BaseException) -> Optional[Response]:
-        """What the application's handler of the exception answers, if it has one."""
+        """What NotStored carries, or what the application's handler of the exception answers."""
+        made: Any
         if not isinstance(error, Exception) or isinstance(error, core.Failure) or (
                 core.is_transient(error)):
             return None
+        if isinstance(error, core.NotStored):
+            made = self.made_of(error.response)
+            if not isinstance(made, Native):
+                return None
+            response = await _captured(request, made)
+            response.undone = True
+            return response
         handlers, status = request.app.exception_handlers, getattr(error, "status_code", None)
         handler = handlers.get(status) or next(
             (handlers[kind] for kind in type(error).__mro__[:-2] if kind in handlers
@@ -132,7 +140,7 @@ class Operation:
         if handler is None:
             if not isinstance(error, HTTPException):
                 return None
-            made: Any = PlainTextResponse(error.detail, error.status_code, error.headers)
+            made = PlainTextResponse(error.detail, error.status_code, error.headers)
         elif inspect.iscoroutinefunction(handler):
             made = await handler(request, error)
         else:
