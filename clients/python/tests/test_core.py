@@ -198,6 +198,11 @@ class Values(unittest.TestCase):
         self.refused(ValueError, lambda name: made(headers={name: "1"}), "", "a b", "a:", "\u00e9")
         self.assertEqual(json.loads(made(headers={"A": "\u00ff"})["headers"]), {"A": "\u00ff"})
 
+    def test_the_status_of_a_failure(self):
+        self.refused(TypeError, lambda status: Failure("no", status=status), "402", 402.0, True)
+        self.refused(ValueError, lambda status: Failure("no", status=status), 200, 399, 500, 503)
+        Failure("stored by others", status=503, replayed=True)
+
     def test_lists(self):
         for name, wrong, right in (("never_stored", ("X-A", 7, None, [7]), (["X-A"], {"X-A"})),
                                    ("include_headers", ("location", b"x"), (None, ("X-A",))),
@@ -259,10 +264,12 @@ class Exchanges(unittest.TestCase):
         self.assertIsNotNone(RETRY.pause(server_error("40001"), 1, 0))
 
     def test_what_is_stored(self):
-        exchange = self.exchange(final_statuses=[402])
+        exchange = self.exchange(final_statuses=[402, 501])
         self.assertEqual(exchange.judge(Response(302, [], b"")).status, 302)
-        with self.assertRaises(Failure):
-            exchange.judge(Response(402, [], b""))
+        for status in (402, 501):
+            with self.assertRaises(Failure) as raised:
+                exchange.judge(Response(status, [], b""))
+            self.assertEqual(raised.exception.status, status)
         for status in (400, 404, 500, 503):
             with self.assertRaises(NotStored):
                 exchange.judge(Response(status, [], b""))

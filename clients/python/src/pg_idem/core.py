@@ -130,7 +130,7 @@ class Answer(Generic[T]):
 
 class Failure(Exception):
     """A final failure. Raise it in an operation: its effect is undone, and every retry gets the
-    same failure. The members of the error are those of idem.fail()."""
+    same failure. The members of the error are those of idem.fail(). A status is from 400 to 499."""
 
     def __init__(self, message: str, *, sqlstate: Optional[str] = None,
                  detail: Optional[str] = None, hint: Optional[str] = None,
@@ -138,6 +138,9 @@ class Failure(Exception):
                  body: Optional[bytes] = None, replayed: bool = False,
                  expires: Optional[datetime] = None) -> None:
         super().__init__(message)
+        if status is not None and not replayed and not 400 <= status_code(status) <= 499:
+            raise ValueError(f"a final failure has a status from 400 to 499, not {status}: clients"
+                             " take others for a success, or for a reason to try again")
         self.message, self.sqlstate, self.detail, self.hint = message, sqlstate, detail, hint
         self.status, self.headers, self.body, self.replayed = status, headers, body, replayed
         self.expires = expires

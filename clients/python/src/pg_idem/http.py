@@ -234,8 +234,10 @@ class Exchange:
         if response.undone:
             raise NotStored(response)
         if response.status >= 400 and response.status in self.route.final_statuses:
-            raise Failure(phrase(response.status), status=response.status,
-                          headers=self.stored(response.headers), body=response.body)
+            failure = Failure(phrase(response.status), headers=self.stored(response.headers),
+                              body=response.body)
+            failure.status = response.status  # which the service has declared to be final
+            raise failure
         if response.status >= 400 or response.raised or not self.route.kept(response.native):
             raise NotStored(response)
         return Answer(None, response.status, self.stored(response.headers), response.body)
