@@ -120,6 +120,16 @@ class Intents(unittest.TestCase):
             Intent().send(send)
         self.assertEqual(len(calls), 1)
 
+    def test_what_is_no_response(self):
+        async def coroutine(headers):
+            pass
+        for made in ({"status": 200}, None, (b"", 200), b"", SimpleNamespace(status_code=200),
+                     SimpleNamespace(status_code="200", headers={}), coroutine({})):
+            with self.subTest(made), self.assertRaisesRegex(TypeError, "must return a response"):
+                Intent(retry=QUICK).send(lambda headers: made)
+        with self.assertRaisesRegex(TypeError, "must return a response"):
+            asyncio.run(Intent(retry=QUICK).send_async(coroutine))
+
     def test_async(self):
         with Service("lost", (503, {}), (201, {})) as service:
             async def send(headers):

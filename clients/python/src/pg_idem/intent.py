@@ -76,6 +76,7 @@ class Intent:
                 raise core.StaleKey("ID010", f'key "{self.key}" is too old for the service')
             try:
                 response = yield send(self.headers)
+                _require_response(response)
                 after = retry_after(response)
                 _require_same_method(response)
             except Exception as error:
@@ -103,6 +104,18 @@ def _time_of(key: str) -> float:
     if not re.fullmatch("[0-9a-f]{8}-[0-9a-f]{4}-7.*", key, re.I):
         raise ValueError(f'key "{key}" does not say how old it is: it is no UUIDv7')
     return (uuid.UUID(key).int >> 80) / 1000
+
+
+def _require_response(response: Any) -> None:
+    if not _is_response(response):
+        if inspect.iscoroutine(response):  # so that Python does not warn of it, too
+            response.close()
+        raise TypeError("the function must return a response with a status (an int) and headers, or"
+                        f" be a coroutine function for send_async(), not {response!r}")
+
+
+def _is_response(value: Any) -> bool:
+    return isinstance(status_of(value), int) and hasattr(getattr(value, "headers", None), "get")
 
 
 def _require_same_method(response: Any) -> None:
@@ -142,7 +155,7 @@ def _seconds(value: Optional[str]) -> Optional[float]:
 def _answer_of(error: Exception) -> Any:
     """The response, of clients that raise it: urllib, and raise_for_status() of others."""
     answer = error if hasattr(error, "code") else getattr(error, "response", None)
-    return answer if hasattr(answer, "headers") else None
+    return answer if _is_response(answer) else None
 
 
 def _no_answer(error: Exception) -> Optional[float]:
