@@ -6,8 +6,8 @@ import unittest
 from pathlib import Path
 from types import SimpleNamespace
 
-from pg_idem import (Answer, AsyncIdempotency, AttemptsExhausted, Conflict, Idempotency, InProgress,
-                     Refused, Retry, Worker, core, is_transient, retry_after, sqlstate)
+from pg_idem import (Answer, AsyncIdempotency, AsyncWorker, AttemptsExhausted, Conflict,
+                     Idempotency, InProgress, Refused, Retry, Worker, core, is_transient, retry_after, sqlstate)
 from pg_idem.http import RETRY, Exchange, Failure, NotStored, Response, Route, parse_key
 
 
@@ -202,6 +202,13 @@ class Values(unittest.TestCase):
         self.refused(TypeError, lambda status: Failure("no", status=status), "402", 402.0, True)
         self.refused(ValueError, lambda status: Failure("no", status=status), 200, 399, 500, 503)
         Failure("stored by others", status=503, replayed=True)
+
+    def test_counts(self):
+        for worker in (Worker, AsyncWorker):
+            def made(concurrency):
+                return worker(Idempotency(None), "s", print, concurrency=concurrency)
+            self.refused(TypeError, made, "2", 1.5, None, True)
+            self.refused(ValueError, made, 0, -1)
 
     def test_lists(self):
         for name, wrong, right in (("never_stored", ("X-A", 7, None, [7]), (["X-A"], {"X-A"})),

@@ -34,7 +34,8 @@ class WorkerBase:
                  concurrency: int = 1, wait: float = 2.0, grace: float = 30.0,
                  backoff: tuple[float, float] = (1.0, 300.0)) -> None:
         self.operations, self.scope, self.function = operations, scope, function
-        self.concurrency, self.grace, self.backoff = concurrency, grace, backoff
+        self.concurrency = core.count("concurrency", concurrency)  # with none, it takes nothing
+        self.grace, self.backoff = grace, backoff
         self._take: dict[str, Any] = {
             "scope": core.text("scope", scope), "lease": core.seconds("lease", lease),
             "wait": core.seconds("wait", wait), **operations.place(tenant, records)}
