@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from pg_idem import (Answer, AsyncIdempotency, AsyncWorker, AttemptsExhausted, Conflict,
-                     Idempotency, InProgress, Refused, Retry, Worker, core, is_transient, retry_after, sqlstate)
+                     Idempotency, InProgress, Refused, Retry, Worker, core, is_transient,
+                     retry_after, sqlstate)
 from pg_idem.http import RETRY, Exchange, Failure, NotStored, Response, Route, parse_key
 
 

@@ -438,6 +438,32 @@ class PsycopgAsync(LeaseTest):
         with self.assertRaisesRegex(RuntimeError, "completed already"):
             asyncio.run(self.lease(new_key()).run(pay))
 
+    def test_a_step_that_is_not_awaited(self):
+        def refused():
+            return self.assertRaisesRegex(RuntimeError, 'step "u" is still running')
+
+        async def begin(lease):
+            done = asyncio.Event()
+            step = asyncio.create_task(lease.step("u", done.wait))
+            await asyncio.sleep(0)
+            return done, step
+
+        async def main(key):
+            with refused():
+                await self.lease(key).run(begin)
+            with refused():
+                async with self.lease(key) as lease:
+                    await begin(lease)
+            async with self.lease(key) as lease:
+                done, step = await begin(lease)
+                with refused():
+                    await lease.complete("paid")
+                done.set()
+                await step
+                await lease.complete("paid")
+            return lease.attempt, lease.answer.response
+        self.assertEqual(asyncio.run(main(new_key())), (3, "paid"))
+
     def test_steps_beside_each_other(self):
         key = new_key()
 

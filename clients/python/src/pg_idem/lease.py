@@ -102,7 +102,8 @@ class LeaseBase:
 
     def hold(self, token: Optional[str], attempt: int, state: Optional[str], sent: float) -> None:
         """This attempt has the lease, at the latest since `sent`, when it was asked for."""
-        self._token, self.attempt, self._used = token, attempt, set[str]()
+        self._token, self.attempt = token, attempt
+        self._used, self._running = set[str](), list[str]()
         self._ends = sent + self._claim["lease"]
         self._state = {} if state is None else self._operations.loads(state)
         self._operations.report(self._claim, "claimed")
@@ -114,15 +115,27 @@ class LeaseBase:
             raise ValueError(f'step "{name}" was used before in this attempt')
         self._used.add(name)
         if name not in self._state:
-            if self.lost.is_set():
-                raise LeaseLost
-            if time.monotonic() >= self._ends:  # the process has slept: the server knows
-                yield from self._operations.retried(self._renew, self._retry)
-            result = yield work()
-            # As a later attempt finds it.
-            result = self._operations.loads(self._operations.dumps(result))
-            yield from self._operations.within(self._lock, lambda _: self._keep(name, result))
+            self._running.append(name)
+            try:
+                yield from self._work(name, work)
+            finally:
+                self._running.remove(name)
         return self._state[name]
+
+    def _work(self, name: str, work: Callable[[], Any]) -> Steps[None]:
+        if self.lost.is_set():
+            raise LeaseLost
+        if time.monotonic() >= self._ends:  # the process has slept: the server knows
+            yield from self._operations.retried(self._renew, self._retry)
+        result = yield work()
+        # As a later attempt finds it.
+        result = self._operations.loads(self._operations.dumps(result))
+        yield from self._operations.within(self._lock, lambda _: self._keep(name, result))
+
+    def _unfinished(self) -> Optional[RuntimeError]:
+        """A step that the function does not wait for would end after the operation."""
+        return next((RuntimeError(f'step "{name}" is still running')
+                     for name in self._running), None)
 
     def _keep(self, name: str, result: Any) -> Steps[None]:
         state = {**self._state, name: result}
@@ -166,6 +179,9 @@ class LeaseBase:
             return self._operations.within(
                 self._operations.connected(),
                 lambda connection: self._finish(connection, answer, effect))
+        unfinished = self._unfinished()
+        if unfinished:
+            raise unfinished
         yield self._stop()  # from now on, the transaction holds the key
         try:
             made = yield from self._operations.retried(attempt, self._retry)
@@ -219,7 +235,8 @@ class LeaseBase:
                 raise
             return
         base, cap = self._backoff if isinstance(error, Exception) else (0.0, 0.0)
-        reason = error or RuntimeError("the operation was neither completed nor failed")
+        reason = error or self._unfinished() or RuntimeError(
+            "the operation was neither completed nor failed")
         try:
             yield from self._operations.retried(lambda: self._operations.single(
                 [core.RELEASE_LEASE],
