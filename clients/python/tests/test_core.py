@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from pg_idem import (Answer, AsyncIdempotency, AsyncWorker, AttemptsExhausted, Conflict,
-                     Idempotency, InProgress, Refused, Retry, Worker, core, is_transient,
+                     Idempotency, InProgress, Intent, Refused, Retry, Worker, core, is_transient,
                      retry_after, sqlstate)
 from pg_idem.http import RETRY, Exchange, Failure, NotStored, Response, Route, parse_key
 
@@ -210,6 +210,27 @@ class Values(unittest.TestCase):
                 return worker(Idempotency(None), "s", print, concurrency=concurrency)
             self.refused(TypeError, made, "2", 1.5, None, True)
             self.refused(ValueError, made, 0, -1)
+
+    def test_options(self):
+        for name in ("dumps", "loads", "on_event"):
+            self.refused(TypeError, lambda value: Idempotency(None, **{name: value}), 5, "f", True)
+        for call in (lambda retry: Idempotency(None, retry=retry),
+                     lambda retry: Intent(retry=retry),
+                     lambda retry: Idempotency(self.fail).transaction(print, retry=retry)):
+            self.refused(TypeError, call, 3, True, 0, "3")
+        self.refused(TypeError, lambda name: Idempotency(None).operation("s", name)(print), 5, b"x")
+        for name, wrong in (("store_if", True), ("problem", "json"), ("key_from", 5),
+                            ("max_body", "x"), ("max_body", 1.5), ("key_required", "no"),
+                            ("send_retention", 7)):
+            self.refused(TypeError, lambda value: Route(None, "s", None, **{name: value}), wrong)
+        self.refused(ValueError, lambda size: Route(None, "s", None, max_body=size), -1)
+
+    def test_retries(self):
+        for name in ("attempts", "first", "longest", "deadline"):
+            self.refused(TypeError, lambda value: Retry(**{name: value}), "3", None, True)
+            self.refused(ValueError, lambda value: Retry(**{name: value}), -1)
+        self.refused(ValueError, lambda attempts: Retry(attempts=attempts), 0)
+        Retry(deadline=float("inf"))
 
     def test_lists(self):
         for name, wrong, right in (("never_stored", ("X-A", 7, None, [7]), (["X-A"], {"X-A"})),

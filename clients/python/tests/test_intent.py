@@ -147,6 +147,11 @@ class Intents(unittest.TestCase):
         self.assertLess(abs((first.int >> 80) / 1000 - time.time()), 60)
         with self.assertRaises(TypeError):
             Intent(4711)
+        for key in ("", "\u00e9", "a\n", "k" * 256):
+            with self.subTest(key), self.assertRaises(ValueError):
+                Intent(key)
+        with self.assertRaises(TypeError):
+            Intent(store="key")
 
 
 class Keys(unittest.TestCase):

@@ -404,6 +404,13 @@ class Retry:
     deadline: float = 30.0  # no attempt starts later than this after the first
     refusals: bool = True  # also when idem refuses for now: ID001, ID009, ID014
 
+    def __post_init__(self) -> None:
+        count("attempts", self.attempts)
+        for name in ("first", "longest", "deadline"):
+            if getattr(self, name) != math.inf:
+                seconds(name, getattr(self, name))
+        instance("refusals", self.refusals, bool)
+
     def pause(self, error: BaseException, attempt: int, elapsed: float) -> Optional[float]:
         """The seconds to wait before the next attempt, or None to give up."""
         if attempt >= self.attempts or not is_transient(error):
@@ -452,11 +459,23 @@ def tenant_text(tenant: Any) -> str:
 UNSET: Any = object()
 
 
-def count(what: str, value: Any) -> int:
+def instance(what: str, value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be a {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def function(what: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"{what} must be a function, not {type(value).__name__}")
+    return value
+
+
+def count(what: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, not {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{what} must be at least 1, not {value}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, not {value}")
     return value
 
 

@@ -105,11 +105,13 @@ class Operations(Generic[L]):
                  on_event: Optional[Callable[[Event], None]] = None,
                  dumps: Callable[[Any], str] = functools.partial(json.dumps, allow_nan=False),
                  loads: Callable[[str], Any] = json.loads) -> None:
-        self.connect, self.wait, self.retry = connect, core.seconds("wait", wait), retry
+        self.connect, self.wait = connect, core.seconds("wait", wait)
+        self.retry = core.instance("retry", retry, Retry)
         self.ttl = None if ttl is None else core.seconds("ttl", ttl)
         self.tenant = None if tenant is core.UNSET else core.tenant_text(tenant)
-        self.records, self.on_event = records, on_event
-        self.dumps, self.loads = dumps, loads
+        self.records = records
+        self.on_event = None if on_event is None else core.function("on_event", on_event)
+        self.dumps, self.loads = core.function("dumps", dumps), core.function("loads", loads)
 
     def operation(self, scope: str, name: Optional[str] = None
                   ) -> Callable[[Callable[Concatenate[Any, P], T]], Operation[P, T]]:
@@ -119,7 +121,8 @@ class Operations(Generic[L]):
         gets its answer."""
 
         def decorate(function: Callable[Concatenate[Any, P], T]) -> Operation[P, T]:
-            bound = json.dumps({"function": _name_of(function) if name is None else name})[:-1]
+            bound = json.dumps({"function": _name_of(function) if name is None
+                                else core.text("name", name)})[:-1]
             signature = inspect.signature(function)
 
             def of(*, tenant: str = core.UNSET, records: Optional[str] = None) -> Any:
@@ -304,7 +307,7 @@ class Operations(Generic[L]):
 
     def retried(self, attempt: Callable[[], Steps[T]], retry: Optional[Retry] = None,
                 claim: Optional[Mapping[str, Any]] = None) -> Steps[T]:
-        retry = retry or self.retry
+        retry = self.retry if retry is None else core.instance("retry", retry, Retry)
         start, attempts = time.monotonic(), 1
         while True:
             try:

@@ -98,6 +98,14 @@ class Route:
             core.text("scope", self.scope)
         if not (self.tenant is None or callable(self.tenant)):
             raise TypeError("tenant must be a function, or None for keys that all clients share")
+        core.function("store_if", self.store_if)
+        core.count("max_body", self.max_body, least=0)
+        for name in ("key_required", "send_retention"):
+            core.instance(name, getattr(self, name), bool)
+        if self.problem is not None:
+            core.function("problem", self.problem)
+        if not (self.key_from is None or callable(self.key_from)):
+            core.text("key_from", self.key_from)
         self._links = [] if self.documentation is None else [
             ("Link", f'<{self.documentation}>; rel="describedby"')]
         for link in self._links:

@@ -41,8 +41,12 @@ class Intent:
     def __init__(self, key: Optional[Key] = None, *, retry: Retry = Retry(),
                  store: Optional[Callable[[str], Any]] = None,
                  retention: Optional[float] = None) -> None:
+        store = None if store is None else core.function("store", store)
         self.store = store if key is None else None
-        self.key, self.retry = core.key_text(new_key() if key is None else key), retry
+        self.key = core.key_text(new_key() if key is None else key)
+        if not re.fullmatch("[ -~]{1,255}", self.key):  # what a header can carry
+            raise ValueError("the key must have 1 to 255 characters of ASCII")
+        self.retry = core.instance("retry", retry, Retry)
         self.retention = None if retention is None else core.seconds("retention", retention)
         if retention is not None:
             _time_of(self.key)
