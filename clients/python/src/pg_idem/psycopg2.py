@@ -24,8 +24,9 @@ _RESPONSE = "SELECT %(response)s::jsonb::text"
 
 
 class Idempotency(sync.Idempotency):
-    """As pg_idem.Idempotency. `connect` returns a context manager that yields a connection. The
-    operation must not end the transaction; commit() and rollback() of its connection do nothing."""
+    """As pg_idem.Idempotency. `connect` returns a context manager that yields a connection: not the
+    connection itself, which begins a transaction, but contextlib.closing(connection). The operation
+    must not end the transaction, and commit() and rollback() of its connection are refused."""
 
     def undo(self, connection: Any) -> None:
         if not drivers.is_idle(connection):
