@@ -162,7 +162,8 @@ AS $$
                            ) AS p (relation, name)
     WHERE NOT EXISTS (SELECT FROM pg_constraint AS k
                       WHERE k.conrelid = p.relation AND k.conname = p.name
-                          AND pg_get_constraintdef(k.oid) = format('PRIMARY KEY (%s)', t.columns))
+                          AND replace(pg_get_constraintdef(k.oid), '"', '')
+                              = format('PRIMARY KEY (%s)', t.columns))
     UNION ALL
     SELECT NULL, 'indexes', 'fail', format('Index %s is missing.', t.name), t.definition
     FROM (VALUES ('idem.record_token', 'CREATE INDEX CONCURRENTLY record_token '
