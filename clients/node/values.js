@@ -178,7 +178,7 @@ const list = (member) => (name, values) => { // a string would be taken letter b
 const group = (name, options) => judge(plain(name, options));
 
 // What the options are, by their names. One of another kind would be ignored, or fail when the
-// first answer is there. Those that are missing here are judged where they are used.
+// first answer is there. The others are judged where they are used.
 const KINDS = {
   retry: group, backoff: group,
   attempts: from(1), deadline: from(0), first: from(0), longest: from(0), concurrency: count,

@@ -2,16 +2,16 @@
 // tables these are).
 //
 // A record table is a clone of idem.record: an ordinary heap of the same owner with the same
-// columns and constraints, at least its indexes, and nothing that PostgreSQL would do for a
+// columns and CHECK constraints, at least its indexes, and nothing that PostgreSQL would do for a
 // statement but idem does not do when it writes rows: defaults, BEFORE triggers, rules, row
-// security. Other roles may not change it, also not through a parent. Its other indexes, and the
-// partition keys of its parents, call no function but PostgreSQL's own, so that a role that writes
-// or purges a row runs no other role's code; triggers are pg/store/triggers' concern. The tenant,
-// if it is a column, has a type without checks.
+// security. It has no children, and other roles may not change it, also not through a parent. Its
+// other indexes, and the partition keys of its parents, call no function but PostgreSQL's own, so
+// that a role that writes or purges a row runs no other role's code; triggers are
+// pg/store/triggers' concern. The tenant, if it is a column, has a type without checks.
 //
-// idem.record and idem.watermark are judged by the same rules, as far as they can break them. They
-// hold the records of every scope, so a fault is not refused there, unless rows could be lost or
-// would not be stored as written: idem.health() fails.
+// idem.record and idem.watermark are judged by the same rules, as far as they can break them, and
+// are no partitions. They hold the records of every scope, so a fault is not refused there, unless
+// rows could be lost or would not be stored as written: idem.health() fails.
 //
 // Reads the catalog only, and locks nothing but the relations that the caller has opened, and their
 // indexes.
