@@ -180,8 +180,8 @@ BEGIN
     BEGIN
       EXECUTE format(statement, t);
       SELECT status, detail, hint INTO STRICT h FROM idem.health() WHERE check_name = 'record tables' AND status <> 'ok';
-      RETURN NEXT h.status || ': ' || h.detail;
-      RETURN NEXT '  ' || h.hint;
+      RETURN NEXT h.status || ': ' || replace(h.detail, current_user, 'installer');
+      RETURN NEXT '  ' || replace(h.hint, current_user, 'installer');
       IF h.hint ~ '^[A-Z]+ [A-Z]' THEN
         EXECUTE h.hint;
         SELECT status INTO STRICT h FROM idem.health() WHERE check_name = 'record tables';
