@@ -21,7 +21,7 @@ RETURN make_interval(
 COMMENT ON FUNCTION idem.backoff IS
     'Returns how long to wait after an attempt has failed, for the argument retry_after of '
     'idem.release(): base after the first attempt, twice as long after each further one, at most '
-    'cap; of that a random part, between half and all. '
+    'cap; with 50 to 100 percent jitter. '
     'Raises 22008.';
 
 CREATE FUNCTION idem.derive_key(VARIADIC parts text[])
@@ -84,7 +84,7 @@ AS $$
             WHEN s.name ~ '"'
                 THEN 'has a double quote that does not enclose the whole name of a member'
             WHEN s.name IN ('*', '**') THEN 'has a wildcard'
-            WHEN s.name ~ '^-?[0-9]+$' THEN 'has a number in place of a name'
+            WHEN s.name ~ '^-?[0-9]+$' THEN 'has a number instead of a name'
             WHEN s.name = '' THEN 'has an empty name'
         END) AS f (fault)
     WHERE f.fault IS NOT NULL

@@ -579,7 +579,8 @@ $$;
 COMMENT ON FUNCTION idem.health IS
     'Reports whether everything is in order: one row per check with status ok, warn or fail, a '
     'detail and, unless the status is ok, a hint that says what to do; a check that finds problems '
-    'in several scopes has one row per scope. A check warns if a lease or retry_after ended longer '
-    'ago than long_held (NULL: 5 minutes) without a takeover, or if a transaction has held a key '
-    'for that long. Shows the checks of the scopes that the current role may use; members of '
-    'pg_monitor see all checks and scopes. Shows no key.';
+    'in several scopes has one row per scope, at most ten and one that counts the rest. A check '
+    'warns if a lease or retry_after ended longer ago than long_held (NULL: 5 minutes) without a '
+    'takeover, or if a transaction has held a key for that long. Shows the checks of the scopes '
+    'that the current role may use; members of pg_monitor see all checks and scopes. Shows no '
+    'key.';

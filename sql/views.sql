@@ -42,7 +42,7 @@ COMMENT ON VIEW idem.scopes IS
 COMMENT ON COLUMN idem.scopes.ttl IS
     'How long a record is kept, counted from completion.';
 COMMENT ON COLUMN idem.scopes.lease IS
-    'Which lease idem.renew() and idem.take() give by default.';
+    'The default of idem.renew() and idem.take().';
 COMMENT ON COLUMN idem.scopes.wait IS
     'How long a call waits at most for a key in flight.';
 COMMENT ON COLUMN idem.scopes.request_required IS

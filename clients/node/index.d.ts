@@ -15,7 +15,7 @@ export interface Retry {
   attempts?: number;
   /** Milliseconds. No attempt starts later than this after the first. 30000; 5000 over HTTP. */
   deadline?: number;
-  /** Milliseconds of backoff, doubled with each attempt. 50. */
+  /** Milliseconds of backoff after the first attempt, doubled with each. 100. */
   first?: number;
   /** Milliseconds. The longest backoff. 5000. */
   longest?: number;

@@ -5,7 +5,7 @@ export interface IntentOptions {
   deadline?: number;
   /** Milliseconds that one attempt waits for an answer. 15000. */
   timeout?: number;
-  /** Milliseconds of backoff, doubled with each attempt. 100. */
+  /** Milliseconds of backoff after the first attempt, doubled with each. 100. */
   first?: number;
   /** Milliseconds. The longest backoff. 5000. */
   longest?: number;

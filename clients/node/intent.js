@@ -94,7 +94,7 @@ class Intent {
       && !(response.status === 409 && after !== undefined);
     if (isFinal) return undefined;
     const { first, longest } = this.#policy;
-    return milliseconds(after) + Math.random() * Math.min(longest, first * 2 ** attempt);
+    return milliseconds(after) + Math.random() * Math.min(longest, first * 2 ** (attempt - 1));
   }
 }
 

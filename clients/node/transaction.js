@@ -10,7 +10,7 @@ const { only } = require('./values.js');
 const RETRY = {
   attempts: 10,
   deadline: 30_000, // milliseconds: no attempt starts later than this after the first
-  first: 50, // milliseconds of backoff, doubled with each attempt
+  first: 100, // milliseconds of backoff, doubled with each attempt
   longest: 5_000,
   refusals: true, // also if idem refuses for now: ID001, ID009, ID014
   onRetry: (error, attempt, delay) => {}, // to log it
@@ -18,7 +18,7 @@ const RETRY = {
 
 // The milliseconds to wait before the next attempt: what the error says, and backoff with jitter.
 function pause(error, attempt, { first, longest }) {
-  return (retryAfter(error) ?? 0) + Math.random() * Math.min(longest, first * 2 ** attempt);
+  return (retryAfter(error) ?? 0) + Math.random() * Math.min(longest, first * 2 ** (attempt - 1));
 }
 
 // Calls attempt(client) on a connection of the pool, and again on another one after an error that

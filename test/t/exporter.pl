@@ -115,6 +115,10 @@ is(value('idem_stats_replays_total', %payments), 1, 'replays');
 is(value('idem_stats_conflicts_total', %payments), 1, 'conflicts');
 is(value('idem_stats_advances_total', %payments), 2, 'messages of a stream');
 is(value('idem_stats_duplicates_total', %payments), 1, 'and one that comes again');
+my $counters = $node->safe_psql('postgres', "SELECT attname FROM pg_attribute WHERE attrelid = 'idem.stats'::regclass
+	AND atttypid = 'bigint'::regtype");
+my @missing = grep { !defined value("idem_stats_${_}_total", %payments) } split /\n/, $counters;
+is_deeply(\@missing, [], 'no counter is missing');
 is_deeply([ sort keys %histograms ], ['idem_durations_seconds'], 'the histograms are histograms');
 for my $kind (qw(atomic leased wait))
 {

@@ -137,7 +137,7 @@ inline constexpr auto settings = std::to_array<Setting>({
     {"ttl", INTERVALOID, "24 hours", check_duration<Sign::positive>, read<&Scope::ttl>,
      "how long a record is kept, counted from completion"},
     {"lease", INTERVALOID, "1 minute", check_duration<Sign::positive>, read<&Scope::lease>,
-     "which lease idem.renew() and idem.take() give by default"},
+     "the default of idem.renew() and idem.take()"},
     {"wait", INTERVALOID, "10 seconds", check_duration<Sign::not_negative>, read<&Scope::wait>,
      "how long a call waits at most for a key in flight"},
     {"request_required", BOOLOID, "false", check_nothing, read<&Scope::request_required>,
