@@ -724,9 +724,9 @@ class Django(Wsgi, PaymentTest):
         if callable(tenant):
             of, tenant = tenant, lambda request: of(request.META.get("HTTP_AUTHORIZATION"))
         payments = Idempotency("nowhere" if own.pop("connect", None) else "default", wait=0, **own)
-        connections.databases["nowhere"] = {**connections["default"].settings_dict,
-                                            "HOST": "127.0.0.1", "PORT": 1,
-                                            "ATOMIC_REQUESTS": False}
+        connections.databases.setdefault("nowhere", {  # the one that its open connection has
+            **connections["default"].settings_dict, "HOST": "127.0.0.1", "PORT": 1,
+            "ATOMIC_REQUESTS": False})
 
         def pay(request):
             if test.get("amount", 1):

@@ -471,7 +471,7 @@ def function(what: str, value: Any) -> Any:
     return value
 
 
-def count(what: str, value: Any, least: int = 1) -> int:
+def count(what: str, value: object, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, not {type(value).__name__}")
     if value < least:
@@ -487,7 +487,7 @@ def seconds(what: str, value: Any) -> float:
     return float(value)
 
 
-def listed(what: str, values: Any, kind: type) -> Collection[Any]:
+def listed(what: str, values: object, kind: type) -> Collection[Any]:
     """A text would be taken letter by letter."""
     if isinstance(values, str) or not isinstance(values, Collection) or any(
             isinstance(value, bool) or not isinstance(value, kind) for value in values):
@@ -499,7 +499,7 @@ def request_text(request: Any, dumps: Callable[[Any], str]) -> Optional[str]:
     return request if isinstance(request, (JsonText, type(None))) else dumps(request)
 
 
-def status_code(status: Any) -> int:
+def status_code(status: object) -> int:
     if isinstance(status, bool) or not isinstance(status, int):
         raise TypeError(f"the status must be an int, not {type(status).__name__}")
     if not 200 <= status <= 599:

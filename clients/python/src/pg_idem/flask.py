@@ -55,7 +55,8 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
 
 def _hooks() -> Any:
     """The functions of after_this_request()."""
-    context = getattr(flask.globals, "request_ctx", None) or flask.globals._request_ctx_stack.top
+    context = getattr(flask.globals, "request_ctx", None) or getattr(
+        flask.globals, "_request_ctx_stack").top
     return getattr(context, "_after_request_functions", [])
 
 
