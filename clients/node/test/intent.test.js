@@ -7,7 +7,7 @@ const { Intent, intent } = require('pg-idem/intent');
 
 const requests = [];
 let answers = [];
-const service = http.createServer(async (request, response) => {
+const services = [0, 1].map(() => http.createServer(async (request, response) => {
   let body = '';
   for await (const chunk of request) body += chunk;
   requests.push({ at: performance.now(), key: request.headers['idempotency-key'], method: request.method, body, url: request.url, authorization: request.headers.authorization });
@@ -19,12 +19,15 @@ const service = http.createServer(async (request, response) => {
     return status === 'cut body' ? setTimeout(() => request.socket.destroy(), 20) : undefined;
   }
   return response.writeHead(status, headers).end(status === 204 ? undefined : JSON.stringify({ status }));
-});
-after(() => { service.closeAllConnections(); service.close(); });
+}));
+after(() => { for (const service of services) { service.closeAllConnections(); service.close(); } });
 let url;
+let elsewhere; // another origin
 test.before(async () => {
-  await new Promise((resolve) => { service.listen(0, '127.0.0.1', resolve); });
-  url = `http://127.0.0.1:${service.address().port}/payments`;
+  [url, elsewhere] = await Promise.all(services.map(async (service) => {
+    await new Promise((resolve) => { service.listen(0, '127.0.0.1', resolve); });
+    return `http://127.0.0.1:${service.address().port}/payments`;
+  }));
 });
 
 const quick = { first: 1, timeout: 60_000 };
@@ -78,7 +81,6 @@ test('a redirect that would turn POST into GET is the answer; others are followe
     const response = await sent([[status, { location: '/other' }]]);
     assert.deepEqual([response.status, response.headers.get('location'), requests.length], [status, '/other', 1]);
   }
-  const elsewhere = url.replace('127.0.0.1', 'localhost');
   for (const [status, location, authorization] of [[307, '/other', 'mine'], [308, '/other', 'mine'], [308, elsewhere, undefined]]) {
     answers = [[status, { location }]];
     requests.length = 0;
