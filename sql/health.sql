@@ -376,8 +376,20 @@ test (found, check_name, status, scope, detail, hint) AS (
         NULL,
         'There are records whose scope is missing: no call finds them. Under a scope that is '
         'created anew, their operations run again.',
-        'Restore the rows of idem.scope from the dump that the records came from, before anything '
-        'creates scopes. If a subscription brings the records, let it bring idem.scope first.'
+        'Restore the rows of idem.scope from the dump that the records came from. If scopes were '
+        'created since, restore the whole dump anew, with pg_restore --clean --if-exists. If a '
+        'subscription brings the records, let it bring idem.scope first.'
+
+    UNION ALL
+    SELECT
+        true,
+        'record tables',
+        'fail',
+        NULL,
+        'There are records that are older than the secrets of this database: a dump was restored '
+        'beside scopes that existed. Records may answer in other scopes, and retries conflict.',
+        'Let no client in, and restore the whole dump anew, with pg_restore --clean --if-exists.'
+    FROM idem_internal.records_of_another_database
 
     UNION ALL
     SELECT

@@ -215,6 +215,15 @@ void insert_note(Relation progress, const Note& note) {
     insert_row(progress, row.values(), row.nulls());
 }
 
+bool is_cancelled(const ErrorData* error) {
+    return error != nullptr && error->sqlerrcode == ERRCODE_QUERY_CANCELED;
+}
+
+// A statement that is cancelled ends, unless it was the time limit of a table.
+void end_if_cancelled(const Purge& purge, ErrorData* error) {
+    if (purge.limits.time_limit_ms == 0 && is_cancelled(error)) ReThrowError(error);
+}
+
 // As the table's owner. If it fails, the table stays as it is. A row that another transaction has
 // locked stays too, until a later step deletes it.
 void save_progress(Purge& purge) {
@@ -230,6 +239,7 @@ void save_progress(Purge& purge) {
         });
         owner.end();
     });
+    end_if_cancelled(purge, error);
     if (error != nullptr) warn_of_passed_rows(purge.progress, 0, error);
 }
 
@@ -246,11 +256,6 @@ ErrorData* attempt(Purge& purge, Work work) {
     return error;
 }
 
-bool is_cancelled(const ErrorData* error) {
-    return error != nullptr && error->sqlerrcode == ERRCODE_QUERY_CANCELED;
-}
-
-// A statement that is cancelled ends, unless it was the time limit of the table.
 template <class Work>
 ErrorData* attempt_on_table(Purge& purge, Work work) {
     const int time_limit_ms = purge.limits.time_limit_ms;
@@ -266,9 +271,8 @@ ErrorData* attempt_on_table(Purge& purge, Work work) {
     if (time_limit_ms > 0) {
         disable_timeout(STATEMENT_TIMEOUT, false);
         QueryCancelPending = false;
-    } else if (is_cancelled(error)) {
-        ReThrowError(error);
     }
+    end_if_cancelled(purge, error);
     return error;
 }
 
@@ -336,7 +340,8 @@ bool purge_blocks(Purge& purge, BlockNumber from, BlockNumber until) {
 
 // How many blocks there are to read. A table that is locked against the purge, or not a record
 // table, has none.
-void measure(PurgeResult& result, const List* tables) {
+void measure(Purge& purge, const List* tables) {
+    PurgeResult& result = purge.result;
     for (int i = 0; i < list_length(tables); ++i) {
         const Oid table = list_nth_oid(tables, i);
         ErrorData* error = in_subtransaction([&result, table] {
@@ -348,6 +353,7 @@ void measure(PurgeResult& result, const List* tables) {
                 result.all_blocks += RelationGetNumberOfBlocks(relation);
             table_close(relation, RowExclusiveLock);
         });
+        end_if_cancelled(purge, error);
         if (error != nullptr) warn_of_passed(psprintf("the table with the OID %u", table), error);
     }
     result.subscribed &= result.all_blocks == 0;
@@ -406,7 +412,7 @@ PurgeResult purge_step(TimestampTz now, const PurgeLimits& limits) {
     Purge purge{};
     purge.now = now;
     purge.limits = limits;
-    measure(purge.result, tables);
+    measure(purge, tables);
     if (purge.result.subscribed) return purge.result;
     learn_scopes(purge);
     purge.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);

@@ -1,8 +1,8 @@
 // The worker: deletes expired records in every database that has the extension.
 //
 // One launcher starts with the server. It starts one purge worker at a time, which connects to one
-// database, works there for at most two seconds and exits, so that a DROP DATABASE does not wait
-// for long. Both processes can be killed or terminated at any time (src/README.md, "The worker").
+// database, works there for some seconds and exits, so that a DROP DATABASE does not wait for long.
+// Both processes can be killed or terminated at any time (src/README.md, "The worker").
 //
 // There is one task at a time, in shared memory under a spinlock. The launcher opens it, and the
 // worker reports on it. Tasks are numbered, so that the report of a worker whose launcher has died

@@ -36,6 +36,19 @@ SQL
 my $node = idem_node('waiting');
 $node->safe_psql('postgres', "SELECT idem.create_scope('jobs', wait => '0')");
 
+# A purge that is cancelled before it has read a row ends as well.
+SKIP:
+{
+	skip 'the SQL edition waits like any other statement', 1 if managed_edition();
+	my $holder = $node->background_psql('postgres');
+	$holder->query_safe('BEGIN; LOCK TABLE pg_subscription_rel IN ACCESS EXCLUSIVE MODE');
+	my ($out, $err);
+	$node->psql('postgres', q{SET statement_timeout = '1s'; SELECT idem.purge()}, stdout => \$out, stderr => \$err,
+		timeout => 30, timed_out => \my $timed_out);
+	like($err, qr/ERROR:  canceling statement due to statement timeout/, 'a timeout ends idem.purge()');
+	$holder->quit;
+}
+
 # DROP DATABASE waits until each backend has closed its files. The waiter is stopped, so that this
 # request and the end of its own wait reach it together. It must see to both.
 {

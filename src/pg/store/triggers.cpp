@@ -24,10 +24,11 @@ bool is_enabled(const Trigger& trigger) {
     return trigger.tgenabled != TRIGGER_DISABLED && trigger.tgenabled != other;
 }
 
-// The first trigger of one of the events that fires in this session and is like this.
+// The first trigger of one of the events that fires in this session and is like this. It is a copy:
+// while the caller reads catalogs, the server may free what the open table has.
 template <class IsLike>
 const Trigger* find_trigger(Relation table, int events, IsLike is_like) {
-    const TriggerDesc* triggers = table->trigdesc;
+    const TriggerDesc* triggers = CopyTriggerDesc(table->trigdesc);
     for (int i = 0; triggers != nullptr && i < triggers->numtriggers; ++i) {
         const Trigger& trigger = triggers->triggers[i];
         if ((trigger.tgtype & events) != 0 && is_enabled(trigger) && is_like(trigger))
