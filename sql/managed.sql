@@ -85,7 +85,24 @@ END;
 -- must be secret: every role may take advisory locks. seed and secret are copies of the seed and of
 -- the newest secret. has_rules: whether new keys must be judged by rules. whole_answer_size is NULL
 -- if the scope leaves anything out of responses.
+--
+-- owner is computed when a row is written, also by a restore, during which no trigger exists. A
+-- regrole whose role was dropped is dumped as a number, and read as whichever role has that number
+-- on the other server: it would own the scope, and read its answers. So the row has the name, too,
+-- and there is no owner if the role has another one. idem.purge() writes the name of renamed roles.
+CREATE FUNCTION idem_internal.owner(role regrole, its_name name)
+RETURNS regrole
+LANGUAGE sql IMMUTABLE
+BEGIN ATOMIC
+    SELECT CASE WHEN its_name = (SELECT r.rolname FROM pg_roles AS r WHERE r.oid = role)
+                THEN role ELSE 0::oid::regrole END;
+END;
+
+ALTER TABLE idem.scope RENAME COLUMN owner TO owner_role;
 ALTER TABLE idem.scope
+    ADD COLUMN owner_name name,
+    ADD COLUMN owner regrole GENERATED ALWAYS AS (
+        idem_internal.owner(owner_role, owner_name)) STORED,
     ADD COLUMN lock_seed bigint NOT NULL
         DEFAULT ('x' || left(replace(gen_random_uuid()::text, '-', ''), 16))::bit(64)::bigint,
     ADD COLUMN seed bytea NOT NULL DEFAULT idem_internal.seed(),

@@ -274,6 +274,7 @@ AS $$
     WHERE a.attrelid = 'idem.scope'::regclass AND NOT a.attisdropped
         AND a.attnum > (SELECT l.attnum FROM pg_attribute l
                         WHERE l.attrelid = a.attrelid AND l.attname = 'request_lists')
+        AND a.attgenerated = ''
 $$;
 
 CREATE FUNCTION idem_internal.refuse_feature(feature text, detail text)
@@ -515,17 +516,20 @@ BEGIN
 END
 $$;
 
--- Columns that are no settings keep what they have.
+-- Columns that are no settings keep what they have. A renamed owner gets its new name.
 CREATE FUNCTION idem_internal.store_scope(scope idem.scope)
 RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    scope.owner_role := scope.owner;
+    scope.owner_name := (SELECT r.rolname FROM pg_roles AS r WHERE r.oid = scope.owner);
     EXECUTE (SELECT format('INSERT INTO idem.scope (id, %1$s) SELECT ($1).id, %2$s '
                            'ON CONFLICT (id) DO UPDATE SET (%1$s) = ROW(%2$s)',
                            string_agg(quote_ident(c.name), ', '),
                            string_agg(format('($1).%I', c.name), ', '))
              FROM (SELECT s.name FROM idem_internal.settings() s
-                   UNION ALL VALUES ('name'), ('owner'), ('request_lists')) AS c (name))
+                   UNION ALL VALUES ('name'), ('owner_role'), ('owner_name'),
+                                    ('request_lists')) AS c (name))
         USING scope;
 END
 $$;
@@ -1268,9 +1272,11 @@ BEGIN
             HINT = 'If this server has become the primary, drop the subscription.';
         RETURN 0;
     END IF;
-    -- A dump would have the number of a dropped role, which is another role's on the next server.
-    UPDATE idem.scope AS s SET owner = 0
-    WHERE s.owner <> 0 AND NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = s.owner);
+    -- A dump then has the name of a renamed owner, and none if the role was dropped.
+    UPDATE idem.scope AS s SET owner_role = coalesce(r.oid, 0), owner_name = r.rolname
+    FROM idem.scope AS x LEFT JOIN pg_roles AS r ON r.oid = x.owner
+    WHERE s.id = x.id AND (s.owner_role <> coalesce(r.oid, 0)
+                           OR s.owner_name IS DISTINCT FROM r.rolname);
     SELECT p.ctid, p.position INTO place, block
     FROM idem.purge_progress AS p
     FOR UPDATE SKIP LOCKED;

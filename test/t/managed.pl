@@ -387,12 +387,38 @@ my $replay = q{SET ROLE app;
 	(2, '{"amount": 2}')) v (n, r), idem.try_claim('payments', 'dumped', r, 'a') ORDER BY n};
 my $answers = qq(completed|{"n": 1}|201\nconflict||);
 is(ask($replay, 'first'), $answers, 'a retry is answered, and another request is a conflict');
+# A dump has a dropped owner as a number, which on another server may be another role's; and a renamed one.
+ask(q{CREATE ROLE carol; CREATE ROLE dave; CREATE ROLE erin; SELECT idem.create_scope('orphan', owner => 'carol'),
+	idem.create_scope('renamed', owner => 'dave'), idem.once('orphan', 'k')}, 'first');
+ask(q{ALTER ROLE dave RENAME TO frank; SELECT 1 FROM idem.purge()}, 'first');
+my ($carol, $erin) = map { ask("SELECT '$_'::regrole::oid") } qw(carol erin);
+ask('DROP ROLE carol');
 my $dump = $node->backup_dir . '/managed.sql';
 mkdir $node->backup_dir;
 $node->command_ok([ 'pg_dump', '-f', $dump, 'first' ], 'pg_dump');
+my $dumped = slurp_file($dump);
+is($dumped =~ s/^\d+\torphan\t\K$carol\t/$erin\t/gm, 1, 'a dump has the number of a dropped owner');
+unlink $dump;
+append_to_file($dump, $dumped);
 ask('CREATE DATABASE restored');
 ($done, $err) = run_file($dump, 'restored');
 ok($done, 'the dump is restored') or diag $err;
+is(as('erin', q{SELECT state FROM idem.lookup('orphan', 'k')}, 'restored'), '42501',
+	'the role that has the number on another server does not get the scope');
+my $owners = q{SET search_path = pg_catalog; SELECT name || ' ' || owner FROM idem.scopes WHERE owner::text <> 'app'
+	AND name IN ('orphan', 'renamed') ORDER BY 1};
+my $health = q{SELECT string_agg(scope || ' ' || status, ', ') FROM idem.health() WHERE check_name = 'owners'};
+is(ask("$owners; $health", 'restored'), "orphan -\nrenamed frank\norphan fail",
+	'which has no owner then, as health() says, and that of a renamed role has this one');
+is(ask("SELECT 1 FROM idem.purge(); $owners", 'restored'), "1\norphan -\nrenamed frank", 'nor is it given by a purge');
+is(ask("SELECT idem.alter_scope('orphan', owner => 'erin'), idem.alter_scope('renamed', ttl => '1 day'); $owners; $health",
+		'restored'), "|\norphan erin\nrenamed frank\n", 'it can be given to a role');
+is(as('frank', q{SELECT idem.once('renamed', 'k')}), 't', 'where its owner was renamed, the role has the scope');
+ask(q{ALTER ROLE frank RENAME TO dave});
+is(as('dave', q{SELECT idem.once('renamed', 'k')}), 'f', 'and keeps it before a purge');
+ask(q{SELECT idem.alter_scope('renamed', ttl => '1 day')}, 'first');
+is(as('dave', q{SELECT idem.once('renamed', 'k')}), 'f', 'and through a change of its rules');
+ask(q{SELECT idem.drop_scope('orphan'), idem.drop_scope('renamed')}, 'first');
 is(ask($replay, 'restored'), $answers, 'restored records answer retries');
 is(ask($child, 'restored'), $child_key, 'child keys are the same');
 is(ask(q{SELECT idem.create_scope('new'); SELECT id > (SELECT max(id) FROM idem.dropped_scope) FROM idem.scope
