@@ -1957,37 +1957,36 @@ CREATE VIEW idem_internal.answer WITH (security_barrier) AS
 -- without rules that the caller may use. It looks for a record, but for SERIALIZABLE, where claims
 -- of neighbouring new keys would get 40001: ON CONFLICT would wait without bound for a transaction
 -- that is changing it without the key lock. That look is no EXISTS, for which the server may read
--- the whole table. The condition depends on NEW, so that it comes after what a role inserts, which
--- may set the settings.
+-- the whole table. A role that inserts by itself may set the settings at any time: they are read
+-- once, in a subquery that OFFSET 0 keeps apart, so that it is the key whose lock was taken.
 CREATE VIEW idem_internal.new_claim AS
     SELECT NULL::text AS nonce, NULL::text AS place, NULL::timestamptz AS created;
 
 CREATE RULE claim AS ON INSERT TO idem_internal.new_claim DO INSTEAD
     INSERT INTO idem.record AS r (
         scope, tenant, key, attempt, created, expires, open, state, fingerprint, secret)
-    SELECT s.id, current_setting('idem_sql.tenant', true), current_setting('idem_sql.key', true), 1,
-           clock_timestamp(), clock_timestamp() + s.fixed_ttl,
+    SELECT s.id, k.tenant, k.key, 1, clock_timestamp(), clock_timestamp() + s.fixed_ttl,
            right(gen_random_uuid()::text, 26), 'a',
            CASE WHEN current_setting('idem_sql.request', true) <> '' THEN
                substr(sha256(s.secret || convert_to(
                    current_setting('idem_sql.request', true), 'UTF8')), 1, 16) END,
            s.secret_id
     FROM idem.scope AS s
+        CROSS JOIN LATERAL (
+            SELECT current_setting('idem_sql.tenant', true) COLLATE "C" AS tenant,
+                   current_setting('idem_sql.key', true) COLLATE "C" AS key
+            OFFSET 0) AS k
     WHERE s.name = current_setting('idem_sql.scope', true)
         AND CASE WHEN
             NEW.nonce IS NULL AND pg_has_role(current_user, s.owner::oid, 'USAGE')
-            AND NOT s.has_rules AND current_setting('idem_sql.key', true) <> ''
-            AND octet_length(current_setting('idem_sql.key', true)) <= 255
-            AND octet_length(current_setting('idem_sql.tenant', true)) <= 255
+            AND NOT s.has_rules AND k.key <> ''
+            AND octet_length(k.key) <= 255 AND octet_length(k.tenant) <= 255
             AND (current_setting('transaction_isolation') = 'serializable'
                     AND s.answer_ttl IS NULL OR (
                 SELECT x.scope FROM idem.record AS x
-                WHERE x.scope = s.id
-                    AND x.tenant = (SELECT current_setting('idem_sql.tenant', true)) COLLATE "C"
-                    AND x.key = (SELECT current_setting('idem_sql.key', true)) COLLATE "C") IS NULL)
+                WHERE x.scope = s.id AND x.tenant = k.tenant AND x.key = k.key) IS NULL)
             THEN pg_try_advisory_xact_lock(hashtextextended(
-                current_setting('idem_sql.tenant', true) || E'\x1f'
-                || current_setting('idem_sql.key', true) COLLATE "C", s.lock_seed)) END
+                k.tenant || E'\x1f' || k.key, s.lock_seed)) END
     ON CONFLICT DO NOTHING
     RETURNING r.open, r.ctid::text, r.created;
 

@@ -91,6 +91,27 @@ BEGIN
 END
 $$;
 
+-- idem writes no such key, but its owner and a subscription could.
+DO $$
+DECLARE
+    r record;
+BEGIN
+    SELECT x.scope, x.tenant, x.key, s.name INTO r
+    FROM idem.record AS x LEFT JOIN idem.scope AS s ON s.id = x.scope
+    WHERE octet_length(x.key) NOT BETWEEN 1 AND 255 OR octet_length(x.tenant) > 255
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'a record has a key or tenant that the extension refuses',
+            DETAIL = format('Scope "%s", tenant "%s", key "%s": a key has 1 to 255 bytes, and a '
+                            'tenant at most 255.', r.name, r.tenant, r.key),
+            HINT = format('As the role that installed idem, delete it, and run the script again: '
+                          'DELETE FROM idem.record WHERE (scope, tenant, key) = (%s, %L, %L)',
+                          r.scope, r.tenant, r.key);
+    END IF;
+END
+$$;
+
 -- The 128 bits that find a record or, with another suffix, a watermark: src/core/digest.hpp.
 CREATE FUNCTION pg_temp.digest(
     scope integer, tenant text, name text, suffix bytea, "time" bytea

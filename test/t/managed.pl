@@ -555,6 +555,12 @@ for my $trap (
 	unlike($err, qr/sprung\n/, 'and nothing was sprung');
 	ask($trap->[1]);
 }
+ask(q{INSERT INTO idem.record (scope, attempt, created, expires, state, tenant, key)
+	SELECT id, 1, now(), now() + '1 hour', 'c', 't''t', repeat('k', 256) FROM idem.scope WHERE name = 'listed'});
+($done, $err) = run_file('sql/managed_move.sql', 'postgres');
+like($err, qr/a key or tenant that the extension refuses\nDETAIL:  Scope "listed", tenant "t't", key "k{256}"/,
+	'the move names a record that idem did not write');
+ask($err =~ /^HINT: .*: (DELETE FROM .*)$/m);
 # A literal runs the checks of the domains in it when it is parsed: any owner of a table could have the
 # script parse one.
 ask(q{CREATE DOMAIN public.sprung_text AS text CHECK (public.spring(VALUE) IS NOT NULL);
