@@ -1061,7 +1061,8 @@ DECLARE
     now timestamptz;
     changed boolean := false;
 BEGIN
-    function := CASE WHEN function IN ('forget', 'erase') THEN function ELSE 'revoke' END;
+    function := CASE WHEN function COLLATE "C" IN ('forget', 'erase') THEN function
+                     ELSE 'revoke' END;
     PERFORM idem_internal.check_administrator(caller, proof, function);
     PERFORM idem_internal.check_default('force', force);
     PERFORM idem_internal.check_key(key, type);
@@ -1153,7 +1154,8 @@ DECLARE
     records bigint := 0;
     changed bigint := 0;
 BEGIN
-    function := CASE function WHEN 'forget_tenant' THEN function ELSE 'erase_tenant' END;
+    function := CASE function COLLATE "C" WHEN 'forget_tenant' THEN function
+                     ELSE 'erase_tenant' END;
     PERFORM idem_internal.check_administrator(caller, proof, function);
     IF tenant IS NULL THEN
         PERFORM idem_internal.refuse('tenant', NULL, NULL, NULL);
