@@ -135,6 +135,56 @@ $$;
 
 \ir views.sql
 
+-- The statements after which PUBLIC has what the calls of every role need, and no more. Only the
+-- owner executes PL/pgSQL that has no search_path: compiled with that of a caller, it would later
+-- run with the owner's rights.
+CREATE FUNCTION idem_internal.missing_privileges()
+RETURNS SETOF text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT format(CASE WHEN o.wanted THEN 'GRANT %s ON %s TO PUBLIC'
+                       ELSE 'REVOKE %s ON %s FROM PUBLIC' END, o.privilege, o.name)
+    FROM (SELECT 'USAGE', format('SCHEMA %I', n.nspname),
+                 has_schema_privilege('public', n.oid, 'USAGE'), true
+          FROM pg_namespace AS n
+          WHERE n.nspname IN ('idem', 'idem_internal')
+          UNION ALL
+          SELECT w.privilege, format('TABLE %s', c.oid::regclass),
+                 has_table_privilege('public', c.oid, w.privilege), true
+          FROM pg_class AS c CROSS JOIN (VALUES ('SELECT'), ('INSERT')) AS w (privilege)
+          WHERE c.relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+              AND c.relkind = 'v' AND c.relname <> 'stored'
+              AND (w.privilege = 'SELECT' OR c.relname = 'new_claim')
+          UNION ALL
+          SELECT 'EXECUTE', format('FUNCTION %s', p.oid::regprocedure),
+                 has_function_privilege('public', p.oid, 'EXECUTE'),
+                 CASE WHEN p.pronamespace = 'idem'::regnamespace
+                     THEN p.proname NOT IN (
+                         'reset_stream', 'create_scope', 'alter_scope', 'drop_scope',
+                         'rotate_secret', 'revoke', 'forget', 'erase', 'forget_tenant',
+                         'erase_tenant', 'purge')
+                     ELSE l.lanname <> 'plpgsql' OR p.prosecdef
+                         OR coalesce(p.proconfig::text LIKE '%search_path%', false)
+                         OR p.proname IN ('canonical', 'claim_or_replay', 'is_own', 'note') END
+          FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+          WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+         ) AS o (privilege, name, has, wanted)
+    WHERE o.has <> o.wanted
+$$;
+
+CREATE FUNCTION idem_internal.restore_privileges()
+RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    statement text;
+BEGIN
+    FOR statement IN SELECT idem_internal.missing_privileges() LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$$;
+
 CREATE FUNCTION idem_internal.own_checks(
     OUT n integer, OUT check_name text, OUT status text, OUT detail text, OUT hint text
 )
@@ -240,6 +290,23 @@ AS $$
            format('ALTER TABLE %s NO FORCE ROW LEVEL SECURITY', c.oid::regclass)
     FROM pg_class AS c
     WHERE c.relnamespace = 'idem'::regnamespace AND c.relforcerowsecurity
+    UNION ALL
+    SELECT NULL, 'schema', 'fail',
+           format('PUBLIC lacks %s privileges that callers need, and has %s that make every role '
+                  'an administrator, as after a restore without privileges.',
+                  count(*) FILTER (WHERE m LIKE 'GRANT%'),
+                  count(*) FILTER (WHERE m LIKE 'REVOKE%')),
+           'SELECT idem_internal.restore_privileges()'
+    FROM idem_internal.missing_privileges() AS m
+    HAVING count(*) > 0
+    UNION ALL
+    SELECT NULL, 'schema', 'fail',
+           format('Function %s runs with the rights of role %s, which does not own schema idem.',
+                  p.oid::regprocedure, p.proowner::regrole),
+           format('ALTER FUNCTION %s OWNER TO %s', p.oid::regprocedure, n.nspowner::regrole)
+    FROM pg_proc AS p JOIN pg_namespace AS n ON n.nspname = 'idem'
+    WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+        AND p.prosecdef AND p.proowner <> n.nspowner
     UNION ALL
     VALUES (1, 'worker', 'ok', 'This edition has no worker: idem.purge() runs from cron.', NULL),
            (12, 'indexes', 'ok', 'The indexes are in place and valid.', NULL),
@@ -1339,8 +1406,7 @@ RETURN idem_internal.refuse_feature('idem.use_records()', 'All records are in id
 
 \ir comments.sql
 
--- What of idem_internal has no comment of its own. And only the owner executes PL/pgSQL that has no
--- search_path: compiled with that of a caller, it would later run with the owner's rights.
+-- What of idem_internal has no comment of its own.
 DO $$
 DECLARE
     statement text;
@@ -1360,12 +1426,6 @@ BEGIN
               WHERE c.relkind = 'c') AS o (name, oid, catalog, schema)
         WHERE o.schema = 'idem_internal'::regnamespace
             AND obj_description(o.oid, o.catalog) IS NULL
-        UNION ALL
-        SELECT format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', p.oid::regprocedure)
-        FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
-        WHERE p.pronamespace = 'idem_internal'::regnamespace AND l.lanname = 'plpgsql'
-            AND NOT p.prosecdef AND (p.proconfig::text LIKE '%search_path%') IS NOT TRUE
-            AND p.proname NOT IN ('canonical', 'claim_or_replay', 'is_own', 'note')
     LOOP
         EXECUTE statement;
     END LOOP;
@@ -1374,7 +1434,8 @@ $$;
 
 \ir privileges.sql
 
-REVOKE ALL ON FUNCTION idem.reset_stream, idem.create_scope, idem.alter_scope, idem.drop_scope,
-    idem.rotate_secret, idem.revoke, idem.forget, idem.erase, idem.forget_tenant, idem.erase_tenant,
-    idem.purge FROM PUBLIC;
-GRANT INSERT ON idem_internal.new_claim TO PUBLIC;
+DO $$
+BEGIN
+    PERFORM idem_internal.restore_privileges();
+END
+$$;

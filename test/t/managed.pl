@@ -411,8 +411,8 @@ my $health = q{SELECT string_agg(scope || ' ' || status, ', ') FROM idem.health(
 is(ask("$owners; $health", 'restored'), "orphan -\nrenamed frank\norphan fail",
 	'which has no owner then, as health() says, and that of a renamed role has this one');
 is(ask("SELECT 1 FROM idem.purge(); $owners", 'restored'), "1\norphan -\nrenamed frank", 'nor is it given by a purge');
-is(ask("SELECT idem.alter_scope('orphan', owner => 'erin'), idem.alter_scope('renamed', ttl => '1 day'); $owners; $health",
-		'restored'), "|\norphan erin\nrenamed frank\n", 'it can be given to a role');
+is(ask("SELECT idem.alter_scope('orphan', owner => 'erin'), idem.alter_scope('renamed', ttl => '1 day'); $owners;
+	$health", 'restored'), "|\norphan erin\nrenamed frank\n", 'it can be given to a role');
 is(as('frank', q{SELECT idem.once('renamed', 'k')}), 't', 'where its owner was renamed, the role has the scope');
 ask(q{ALTER ROLE frank RENAME TO dave});
 is(as('dave', q{SELECT idem.once('renamed', 'k')}), 'f', 'and keeps it before a purge');
@@ -431,6 +431,33 @@ run_file($dump, 'uncommented');
 is(sqlstate($node, "SELECT idem.create_scope('s', $_)", 'uncommented'), '22023',
 	"without comments, settings are checked: $_")
   for q{weak_keys => 'Reject'}, q{store_request => 'banana'}, q{tenant_from => 'Role'};
+
+# Without privileges, every role may execute what only administrators may, once it gets USAGE.
+my $privileges = q{SELECT string_agg(concat_ws(' ', o.name, a.privilege_type), E'\n' ORDER BY o.name, a.privilege_type)
+	FROM (SELECT oid::regprocedure::text, coalesce(proacl, acldefault('f', proowner)), pronamespace FROM pg_proc
+	UNION ALL SELECT oid::regclass::text, relacl, relnamespace FROM pg_class
+	UNION ALL SELECT nspname, nspacl, oid FROM pg_namespace) AS o (name, acl, schema), aclexplode(o.acl) AS a
+	WHERE o.schema IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND a.grantee = 0};
+ask('CREATE DATABASE bare');
+$node->command_ok([ 'pg_dump', '--no-privileges', '-f', $dump, 'first' ], 'pg_dump without privileges');
+run_file($dump, 'bare');
+my $schema = q{SELECT string_agg(status || ': ' || detail || coalesce(' ' || hint, ''), E'\n') FROM idem.health()
+	WHERE check_name = 'schema'};
+like(ask($schema, 'bare'),
+	qr/^fail: PUBLIC lacks \d\d privileges .* has \d\d that .* SELECT idem_internal\.restore_privileges\(\)$/,
+	'health() finds a restore without privileges');
+ask('GRANT USAGE ON SCHEMA idem, idem_internal TO PUBLIC', 'bare');
+like(as('stranger', 'SELECT idem.purge()', 'bare'), qr/^\d$/, 'after which every role is an administrator');
+ask(q{SET ROLE installer; SELECT idem_internal.restore_privileges()}, 'bare');
+is(as('stranger', 'SELECT idem.purge()', 'bare'), '42501', 'until its hint is followed');
+is(ask($privileges, 'bare'), ask($privileges, 'first'), 'which gives PUBLIC what an installation gives it');
+is(ask($replay, 'bare'), $answers, 'and calls work');
+ask('ALTER FUNCTION idem.current_key() OWNER TO erin', 'bare');
+my $found = ask($schema, 'bare');
+like($found, qr/^fail: Function idem.current_key\(\) runs with the rights of role erin, which/,
+	'health() finds a function of another role');
+ask($found =~ s/.*schema idem\. //r, 'bare');
+like(ask($schema, 'bare'), qr/^ok/, 'and its hint cures it');
 
 $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('managed_standby');
