@@ -228,7 +228,8 @@ my $late = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_ma
 for my $late_key ([ 'late', '' ], [ '', '' ], [ 'k' x 256, '' ], [ 'late', 't' x 256 ])
 {
 	is(bob("BEGIN; $late " . sprintf($ask, 'bob_scope', 'in time')
-			. "$insert SELECT NULL FROM pg_temp.late('$late_key->[0]', '$late_key->[1]'); RESET ROLE; $locked; ROLLBACK"),
+			. "$insert SELECT NULL FROM pg_temp.late('$late_key->[0]', '$late_key->[1]'); RESET ROLE;
+			$locked; ROLLBACK"),
 		'1|1', sprintf('also where one in FROM does, after the check: %d and %d bytes', map { length } @$late_key));
 }
 bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'r', '{\"secret\": 1}', 't') \\gset\n"
