@@ -2683,7 +2683,7 @@ BEGIN
         SELECT * INTO r FROM idem.record AS x
         WHERE x.scope = s.id AND x.leased AND x.lease_end <= clock_timestamp()
             AND x.expires > clock_timestamp()
-            AND (x.open IS NULL OR NOT idem_internal.is_own(x.xmin))
+            AND NOT idem_internal.is_open_here(x, x.xmin)
             AND (meant IS NULL OR x.tenant = meant)
             AND (s.max_attempts IS NULL
                  OR x.attempt < s.max_attempts::bigint + x.extra_attempts)

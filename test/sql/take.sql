@@ -166,6 +166,15 @@ SELECT began('f') AS t \gset
 SELECT idem.release(:'t');
 SELECT key, attempt FROM idem.take('jobs');
 COMMIT;
+-- what this transaction holds is passed over when its lease has ended
+CALL lapse('f');
+BEGIN;
+SELECT token AS t FROM idem.take('jobs', lease => '1 ms') \gset
+SELECT token AS t2 FROM idem.claim('jobs', 'f2', lease => '1 ms') \gset
+SELECT idem.renew(:'t', '1 ms') IS NOT NULL AS renewed, pg_sleep(0.01);
+SELECT key FROM idem.take('jobs');
+SELECT idem.complete(:'t', '"f"'), idem.complete(:'t2', '"f2"');
+COMMIT;
 -- a key that is a UUID; no stored request
 SELECT began('6f2b7a1e-6f3c-4f6e-9b1a-0c9d3a5e7f10', s => 'other') IS NOT NULL AS begun;
 UPDATE idem.record SET lease_end = now() - interval '1 s' WHERE to_jsonb(record)::text ~ '6f2b7a1e';
