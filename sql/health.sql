@@ -17,7 +17,8 @@ WITH server AS MATERIALIZED (
     SELECT
         idem_internal.preloaded() AS preloaded,
         pg_is_in_recovery() AS standby,
-        coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime
+        -- Without the library, a setting that was SET LOCAL is '' afterwards.
+        coalesce(nullif(current_setting('idem.purge_naptime', true), ''), '0')::interval AS naptime
 ),
 own AS MATERIALIZED (
     SELECT * FROM idem_internal.own_checks()
@@ -247,14 +248,15 @@ test (found, check_name, status, scope, detail, hint) AS (
                 k.limited_tenants_room),
          format('If clients invent tenants, authenticate them before the claim. Else raise the '
                 'setting, and restart the server: ALTER SYSTEM SET idem.limited_tenants = %s',
-                3 * current_setting('idem.limited_tenants', true)::bigint)),
+                3 * nullif(current_setting('idem.limited_tenants', true), '')::bigint)),
         (k.claims IS NULL AND v.preloaded, 'statistics', 'warn',
          format('Scope "%s" has no statistics: other scopes take all %s places of '
                 'idem.counted_scopes.', k.scope, current_setting('idem.counted_scopes', true)),
          format('Raise the setting, and restart the server: '
                 'ALTER SYSTEM SET idem.counted_scopes = %s',
                 least(1000000, (SELECT count(*) FROM known)
-                               + 2 * current_setting('idem.counted_scopes', true)::integer)))
+                               + 2 * nullif(current_setting('idem.counted_scopes', true),
+                                            '')::integer)))
     ) AS f (found, check_name, status, detail, hint)
 
     UNION ALL

@@ -323,7 +323,7 @@ WITH server AS MATERIALIZED (
     SELECT
         idem_internal.preloaded() AS preloaded,
         pg_is_in_recovery() AS standby,
-        coalesce(current_setting('idem.purge_naptime', true), '0')::interval AS naptime,
+        coalesce(nullif(current_setting('idem.purge_naptime', true), ''), '0')::interval AS naptime,
         EXISTS (SELECT FROM pg_stat_activity
                 WHERE backend_type = 'idem launcher') AS launched
 ),

@@ -114,7 +114,8 @@ BEGIN
                    AND (response IS NOT NULL OR status IS NOT NULL)
                    AND expires_at > clock_timestamp()
                    FOR UPDATE SKIP LOCKED LOOP
-    EXIT WHEN moved = least(max_rows, current_setting('idem.max_open_claims', true)::integer);
+    EXIT WHEN moved = least(max_rows,
+                            nullif(current_setting('idem.max_open_claims', true), '')::integer);
     instant := clock_timestamp();
     CONTINUE WHEN stored.expires_at <= instant;
     BEGIN

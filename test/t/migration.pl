@@ -125,7 +125,9 @@ my $claim = q{SELECT response FROM migrate.claim('payments', 'bulk 7', NULL, '',
 $retry->query_safe("BEGIN; $claim");
 is(ask(q{SET idem.max_open_claims = 10; SELECT migrate.move('payments')}), 10, 'a batch moves as many as may be open');
 is(ask(q{SELECT migrate.move('payments', 10)}), 10, 'or as it is told');
-is(ask(q{SELECT migrate.move('payments')}), 1000, 'a batch moves');
+# Without the library, a setting that was SET LOCAL is '' afterwards.
+is(ask(q{DO $$ BEGIN IF idem.edition() = 'sql' THEN SET idem.max_open_claims = ''; END IF; END $$;
+	SELECT migrate.move('payments')}), 1000, 'a batch moves');
 ask(q{SELECT migrate.move('payments')});
 ask(q{SELECT migrate.move('payments')});
 is(ask(q{SELECT count(*) FROM idempotency_key WHERE request_hash IS NULL}), 2,
