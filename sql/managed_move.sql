@@ -5,7 +5,7 @@
 --
 -- It is one transaction, which waits for the transactions that have an open claim and keeps others
 -- from claiming until it commits. Calls that arrive meanwhile fail with an error of class 42 or XX,
--- and their retries find the extension.
+-- and their retries find the extension. Reconnect pools afterwards, which have prepared statements.
 \set ON_ERROR_STOP on
 BEGIN;
 SET LOCAL search_path = pg_catalog, pg_temp;
@@ -197,10 +197,119 @@ CREATE TEMP TABLE moved_record ON COMMIT DROP AS
         CROSS JOIN LATERAL (
             SELECT r.key ~ '^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$') AS u (is_uuid);
 
--- Triggers and defaults that call functions of idem, and privileges on its functions, are dropped
--- and made again. What else depends on idem is for its owner to drop and to create again; so are
--- expressions with a type that is not built in, because a literal of a composite type, an array or
--- a range runs the checks of the domains in it when it is parsed.
+-- What the SQL edition consists of: the objects of its schemas, and on its tables. A name that is
+-- listed twice is overloaded. test/t/managed.pl fails if one is missing here.
+CREATE TEMP TABLE listed ON COMMIT DROP AS
+    SELECT catalog::regclass AS catalog, schema, name,
+           row_number() OVER (PARTITION BY catalog, schema, name) AS number
+    FROM (VALUES
+        ('pg_proc', 'idem', '
+         advance alter_scope backoff cancel checkpoint child_key claim complete create_scope
+         current_key derive_key drop_scope edition erase erase_tenant execute fail forget
+         forget_tenant health http_headers http_status http_status lookup new_key once once_each
+         parse_key problem problem purge release renew require_claim reset_stream revoke
+         rotate_secret scope_ddl take try_claim use_records'),
+        ('pg_class', 'idem', '
+         claim_result dropped_scope dropped_scope_pkey execute_result health_result in_flight
+         lookup_result overview purge_progress record record_due record_pkey record_token records
+         scope scope_id scope_name_key scope_pkey scopes secret secret_pkey stats storage streams
+         take_result watermark watermark_pkey'),
+        ('pg_proc', 'idem_internal', '
+         advance alter_scope atomic_entry atomic_token cancel canonical change_key change_tenant
+         changed_settings check_administrator check_caller check_default check_duration
+         check_failure check_key check_key_type check_name check_new_key check_no_keys
+         check_operation check_owner check_size check_snapshot check_source check_token
+         check_tries check_unseen check_writable checked_setting checked_tenant checkpoint
+         child_key claim_of claim_or_replay claim_slowly commit_durably complete copy_secret
+         create_scope differences distance drop_scope entries erase erased error_of errors
+         explain_conflict failure_fault failure_of figures fingerprint finish_slowly fixed forget
+         header_lines held_keys holder_of insert_claim is_check_deferred is_held is_noted
+         is_open_here is_own is_same_request is_stale is_within key_holders key_text key_time
+         key_weakness lease_of leased_entry leased_token limit_waits lock_claim lock_id lock_name
+         look_up lookup nearest_scope new_bound newest next_scope_id note noted number_in
+         observed_figures once_each outer_role own_checks path_fault plain_path preloaded raise
+         raise_failure random_digits random_number record_at_rest record_tables redacted
+         redacted_headers refuse refuse_feature refuse_in_progress refuse_lease refuse_open_claim
+         refuse_open_here refuse_scope refuse_stale_key refuse_token refuse_unseen
+         refuse_without_secrets release renew request_list require_lease require_tenant
+         reset_stream retry_after same_setting scope_ddl scope_row scope_to_change scope_to_write
+         seed settings settings_of shown size_of sqlstate_of store_scope take take_over tenant_in
+         totals usable_scope verdict version wait_for wait_for_key wait_until without'),
+        ('pg_class', 'idem_internal', '
+         answer bound caller figures holder left_open new_claim records_without_scope stored'),
+        ('pg_constraint', 'idem', '
+         claim_incomplete dropped_scope_pkey record_check record_pkey scope_name_key scope_pkey
+         scope_request_exclude secret_pkey secret_purpose_check secret_secret_check
+         watermark_pkey'),
+        ('pg_trigger', 'idem', 'record.claim_incomplete scope.copy_secret secret.copy_secret'),
+        ('pg_attrdef', 'idem', 'record.extra_attempts record.redacted record.request_list'),
+        ('pg_rewrite', 'idem_internal', 'new_claim.claim')
+    ) AS v (catalog, schema, names),
+        regexp_split_to_table(trim(E' \n' FROM names), E'\\s+') AS name;
+
+CREATE TEMP TABLE part ON COMMIT DROP AS
+    WITH named AS (
+        SELECT o.classid, o.oid
+        FROM (SELECT classid, oid, schema, name,
+                     row_number() OVER (PARTITION BY classid, schema, name ORDER BY oid) AS number
+              FROM (SELECT 'pg_proc'::regclass, oid, pronamespace, proname::text FROM pg_proc
+                    UNION ALL
+                    SELECT 'pg_class'::regclass, oid, relnamespace, relname FROM pg_class
+                    UNION ALL
+                    SELECT 'pg_constraint'::regclass, oid, connamespace, conname
+                    FROM pg_constraint
+                    UNION ALL
+                    SELECT 'pg_trigger'::regclass, t.oid, c.relnamespace,
+                           concat(c.relname, '.', t.tgname)
+                    FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+                    UNION ALL
+                    SELECT 'pg_rewrite'::regclass, r.oid, c.relnamespace,
+                           concat(c.relname, '.', r.rulename)
+                    FROM pg_rewrite AS r JOIN pg_class AS c ON c.oid = r.ev_class
+                    UNION ALL
+                    SELECT 'pg_attrdef'::regclass, f.oid, c.relnamespace,
+                           concat(c.relname, '.', a.attname)
+                    FROM pg_attrdef AS f
+                        JOIN pg_class AS c ON c.oid = f.adrelid
+                        JOIN pg_attribute AS a ON a.attrelid = f.adrelid AND a.attnum = f.adnum
+                   ) AS x (classid, oid, schema, name)) AS o
+            JOIN pg_namespace AS n ON n.oid = o.schema
+            JOIN listed AS l
+                ON (l.catalog, l.schema, l.name, l.number)
+                   = (o.classid::oid, n.nspname, o.name, o.number)
+    ), of_table AS (
+        SELECT c.* FROM pg_class AS c JOIN named AS n
+            ON n.classid = 'pg_class'::regclass AND n.oid = c.oid
+    )
+    TABLE named
+    UNION ALL
+    SELECT 'pg_namespace'::regclass, oid FROM pg_namespace
+    WHERE nspname IN ('idem', 'idem_internal')
+    UNION ALL
+    SELECT 'pg_type'::regclass, t.oid FROM pg_type AS t
+        JOIN of_table AS c ON c.reltype <> 0 AND c.reltype IN (t.oid, t.typelem)
+    UNION ALL
+    SELECT 'pg_rewrite'::regclass, r.oid FROM pg_rewrite AS r
+        JOIN of_table AS c ON c.oid = r.ev_class
+    WHERE r.rulename = '_RETURN'
+    UNION ALL
+    SELECT 'pg_attrdef'::regclass, oid FROM pg_attrdef WHERE adrelid = 'idem.scope'::regclass
+    UNION ALL  -- from PostgreSQL 18 on
+    SELECT 'pg_constraint'::regclass, k.oid FROM pg_constraint AS k
+        JOIN of_table AS c ON c.oid = k.conrelid
+    WHERE k.contype = 'n'
+    UNION ALL  -- these are made again below
+    SELECT 'pg_publication_rel'::regclass, p.oid FROM pg_publication_rel AS p
+        JOIN of_table AS c ON c.oid = p.prrelid
+    WHERE p.prqual IS NULL AND p.prattrs IS NULL
+    UNION ALL
+    SELECT 'pg_publication_namespace'::regclass, oid FROM pg_publication_namespace;
+
+-- Triggers and defaults that call functions of idem, privileges, and the membership of tables in
+-- publications are dropped and made again. What else depends on idem, is in its schemas or on its
+-- tables is for its owner to drop and to create again; so are expressions with a type that is not
+-- built in, because a literal of a composite type, an array or a range runs the checks of the
+-- domains in it when it is parsed.
 CREATE TEMP TABLE foreign_type ON COMMIT DROP AS
     SELECT d.classid, d.objid
     FROM pg_depend AS d
@@ -208,18 +317,42 @@ CREATE TEMP TABLE foreign_type ON COMMIT DROP AS
         AND d.classid IN ('pg_trigger'::regclass, 'pg_attrdef'::regclass);
 
 CREATE TEMP TABLE remade ON COMMIT DROP AS
-    SELECT format('DROP TRIGGER %I ON %s', t.tgname, t.tgrelid::regclass) AS before,
-           pg_get_triggerdef(t.oid) || format(
-               '; ALTER TABLE %s %s TRIGGER %I', t.tgrelid::regclass,
-               CASE t.tgenabled WHEN 'D' THEN 'DISABLE' WHEN 'A' THEN 'ENABLE ALWAYS'
-                   WHEN 'R' THEN 'ENABLE REPLICA' ELSE 'ENABLE' END, t.tgname) AS after
-    FROM pg_trigger AS t
-    WHERE t.tgfoid = 'idem.require_claim'::regproc AND t.tgparentid = 0
-        AND ('pg_trigger'::regclass, t.oid) NOT IN (TABLE foreign_type)
+    WITH guard AS (
+        SELECT t.* FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid
+        WHERE t.tgfoid = 'idem.require_claim'::regproc
+            AND ('pg_trigger'::regclass, t.oid) NOT IN (TABLE foreign_type)
+            AND c.relnamespace NOT IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+    ), object AS (
+        -- The extension has other arguments; what is overloaded has the same.
+        SELECT concat('FUNCTION idem.', quote_ident(proname),
+                      CASE WHEN count(*) OVER (PARTITION BY proname) > 1
+                          THEN format('(%s)', pg_get_function_identity_arguments(oid)) END) AS name,
+               coalesce(proacl, acldefault('f', proowner)) AS acl, proowner AS owner,
+               'EXECUTE' AS privilege
+        FROM pg_proc WHERE pronamespace = 'idem'::regnamespace AND proname <> 'use_records'
+        UNION ALL
+        SELECT format('SCHEMA %I', nspname), coalesce(nspacl, acldefault('n', nspowner)), nspowner,
+               'USAGE'
+        FROM pg_namespace WHERE nspname IN ('idem', 'idem_internal')
+        UNION ALL
+        SELECT format('TABLE idem.%I', relname), coalesce(relacl, acldefault('r', relowner)),
+               relowner, 'SELECT'
+        FROM pg_class WHERE relnamespace = 'idem'::regnamespace AND relkind IN ('r', 'v', 'S')
+    )
+    SELECT 1 AS step, format('DROP TRIGGER %I ON %s', tgname, tgrelid::regclass) AS before,
+           pg_get_triggerdef(oid) AS after
+    FROM guard WHERE tgparentid = 0
     UNION ALL
-    SELECT DISTINCT
-           format('ALTER TABLE %s ALTER %I DROP DEFAULT', a.attrelid::regclass, a.attname),
-           format('ALTER TABLE %s ALTER %I SET DEFAULT %s', a.attrelid::regclass, a.attname,
+    -- With those that the partitions of a table get from its trigger.
+    SELECT 2, NULL, format(
+               'ALTER TABLE ONLY %s %s TRIGGER %I', tgrelid::regclass,
+               CASE tgenabled WHEN 'D' THEN 'DISABLE' WHEN 'A' THEN 'ENABLE ALWAYS'
+                   ELSE 'ENABLE REPLICA' END, tgname)
+    FROM guard WHERE tgenabled <> 'O'
+    UNION ALL
+    SELECT DISTINCT 1,
+           format('ALTER TABLE ONLY %s ALTER %I DROP DEFAULT', a.attrelid::regclass, a.attname),
+           format('ALTER TABLE ONLY %s ALTER %I SET DEFAULT %s', a.attrelid::regclass, a.attname,
                   pg_get_expr(f.adbin, f.adrelid))
     FROM pg_depend AS d
         JOIN pg_attrdef AS f ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid
@@ -231,22 +364,35 @@ CREATE TEMP TABLE remade ON COMMIT DROP AS
         AND c.relnamespace NOT IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
     UNION ALL
     -- Sessions have compiled these with the result types that are dropped, and compile them again.
-    SELECT NULL, format('ALTER ROUTINE %s SECURITY %s', p.oid::regprocedure,
-                        CASE WHEN p.prosecdef THEN 'DEFINER' ELSE 'INVOKER' END)
+    SELECT 1, NULL, format('ALTER ROUTINE %s SECURITY %s', p.oid::regprocedure,
+                           CASE WHEN p.prosecdef THEN 'DEFINER' ELSE 'INVOKER' END)
     FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
-    WHERE l.lanname = 'plpgsql' AND p.prosrc ~ E'\\midem\\M'
+    WHERE l.lanname = 'plpgsql'
+        AND concat(p.prosrc, p.proconfig::text)
+            ~* E'\\m(idem|(claim|take|lookup|execute|health)_result)\\M'
         AND p.pronamespace NOT IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
     UNION ALL
-    SELECT NULL, format('GRANT EXECUTE ON FUNCTION idem.%I%s TO %s%s', p.proname,
-                        -- The extension has other arguments; what is overloaded has the same.
-                        CASE WHEN p.is_overloaded
-                            THEN format('(%s)', pg_get_function_identity_arguments(p.oid)) END,
-                        a.grantee::regrole, CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' END)
-    FROM (SELECT p.*, count(*) OVER (PARTITION BY p.proname) > 1 AS is_overloaded
-          FROM pg_proc AS p WHERE p.pronamespace = 'idem'::regnamespace) AS p,
-        aclexplode(p.proacl) AS a
-    WHERE a.grantee NOT IN (0, p.proowner) AND p.proname NOT IN (
-        'export_identity', 'import_identity', 'create_record_table', 'use_records', 'stats_reset');
+    SELECT 1, NULL, format('GRANT %s ON %s TO %s%s', o.privilege, o.name, a.grantee::regrole,
+                           CASE WHEN a.is_grantable THEN ' WITH GRANT OPTION' END)
+    FROM object AS o, aclexplode(o.acl) AS a
+    WHERE a.privilege_type = o.privilege AND a.grantee NOT IN (0, o.owner)
+    UNION ALL
+    SELECT 1, NULL, format('REVOKE %s ON %s FROM PUBLIC', o.privilege, o.name)
+    FROM object AS o
+    WHERE NOT EXISTS (SELECT FROM aclexplode(o.acl) AS a
+                      WHERE a.privilege_type = o.privilege AND a.grantee = 0)
+    UNION ALL
+    SELECT 1, NULL, format('ALTER PUBLICATION %I ADD TABLE ONLY %s', p.pubname,
+                           r.prrelid::regclass)
+    FROM pg_publication_rel AS r
+        JOIN pg_publication AS p ON p.oid = r.prpubid
+        JOIN part AS o ON o.classid = 'pg_publication_rel'::regclass AND o.oid = r.oid
+    UNION ALL
+    SELECT 1, NULL, format('ALTER PUBLICATION %I ADD TABLES IN SCHEMA %I', p.pubname, n.nspname)
+    FROM pg_publication_namespace AS s
+        JOIN pg_publication AS p ON p.oid = s.pnpubid
+        JOIN pg_namespace AS n ON n.oid = s.pnnspid
+    WHERE n.nspname IN ('idem', 'idem_internal');
 
 DO $$
 DECLARE
@@ -256,28 +402,33 @@ BEGIN
     FOR statement IN SELECT before FROM remade WHERE before IS NOT NULL LOOP
         EXECUTE statement;
     END LOOP;
-    WITH part AS (
-        SELECT 'pg_proc'::regclass AS classid, oid FROM pg_proc
-        WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-        UNION ALL
-        SELECT 'pg_class'::regclass, oid FROM pg_class
-        WHERE relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-        UNION ALL
-        SELECT 'pg_type'::regclass, oid FROM pg_type
-        WHERE typnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-    )
-    SELECT string_agg(DISTINCT pg_describe_object(d.classid, d.objid, d.objsubid), ', ')
+    SELECT string_agg(DISTINCT pg_describe_object(f.classid, f.objid, f.objsubid), ', ')
     INTO others
-    FROM pg_depend AS d
-        JOIN part AS p ON d.refclassid = p.classid AND d.refobjid = p.oid
-    WHERE NOT EXISTS (SELECT FROM part AS o WHERE o.classid = d.classid AND o.oid = d.objid)
-        AND (pg_identify_object(d.classid, d.objid, d.objsubid)).identity
-            !~ E'(^| )(idem|idem_internal|pg_toast)\\.';
+    FROM (
+        SELECT d.classid, d.objid, d.objsubid
+        FROM pg_depend AS d
+            JOIN part AS p ON d.refclassid = p.classid AND d.refobjid = p.oid
+        WHERE NOT EXISTS (SELECT FROM part AS o WHERE o.classid = d.classid AND o.oid = d.objid)
+            AND NOT EXISTS (SELECT FROM pg_class AS c WHERE d.classid = 'pg_class'::regclass
+                                AND c.oid = d.objid AND c.relkind = 't')
+        UNION ALL
+        SELECT 'pg_class'::regclass, a.attrelid, a.attnum
+        FROM pg_attribute AS a
+            JOIN (VALUES ('scope', 31), ('dropped_scope', 2), ('secret', 4), ('record', 27),
+                         ('watermark', 5)) AS t (name, columns)
+                ON a.attrelid = concat('idem.', t.name)::regclass
+        WHERE a.attnum > t.columns AND NOT a.attisdropped
+        UNION ALL
+        SELECT 'pg_subscription'::regclass, s.srsubid, 0
+        FROM pg_subscription_rel AS s
+            JOIN part AS p ON p.classid = 'pg_class'::regclass AND p.oid = s.srrelid
+    ) AS f;
     IF others IS NOT NULL THEN
         RAISE dependent_objects_still_exist USING
             MESSAGE = 'other objects depend on the SQL edition of idem',
             DETAIL = format('They are: %s.', others),
-            HINT = 'Drop them, run the script again, and create them again.';
+            HINT = 'Move tables to another schema, drop the others, run the script again, and '
+                   'create them again.';
     END IF;
 END
 $$;
@@ -305,7 +456,7 @@ DO $$
 DECLARE
     statement text;
 BEGIN
-    FOR statement IN SELECT after FROM remade LOOP
+    FOR statement IN SELECT after FROM remade ORDER BY step LOOP
         EXECUTE statement;
     END LOOP;
     IF EXISTS (

@@ -558,6 +558,89 @@ is(ask('SELECT idem.edition(), count(*) FROM pg_trigger WHERE NOT tgisinternal A
 	'sql|1', 'and changes nothing');
 ask('DROP VIEW dependent');
 
+# So does what is in its schemas or on its tables, and would be dropped with them.
+ask(<<'SQL');
+CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE INDEX extra ON idem.record (created);
+CREATE TRIGGER extra AFTER INSERT ON idem.record FOR EACH ROW EXECUTE FUNCTION audit();
+CREATE RULE extra AS ON DELETE TO idem.watermark DO ALSO NOTIFY gone;
+CREATE POLICY extra ON idem.scope USING (true);
+CREATE STATISTICS extra ON scope, tenant FROM idem.record;
+ALTER TABLE idem.record ADD CONSTRAINT extra CHECK (attempt > 0), ADD note text;
+ALTER TABLE idem.watermark ALTER seq SET DEFAULT 0;
+CREATE TABLE idem.notes (n text);
+CREATE TYPE idem_internal.kind AS ENUM ('a');
+CREATE FUNCTION idem.edition(integer) RETURNS integer LANGUAGE sql RETURN $1;
+CREATE FUNCTION idem_internal.extra() RETURNS integer LANGUAGE sql RETURN 1;
+CREATE PUBLICATION narrow FOR TABLE idem.record (scope, tenant, key);
+CREATE SUBSCRIPTION receiver CONNECTION 'dbname=none' PUBLICATION none WITH (connect = false, slot_name = NONE);
+SET allow_system_table_mods = on;
+INSERT INTO pg_subscription_rel SELECT oid, 'idem.record'::regclass, 'r' FROM pg_subscription;
+SQL
+($done, $err) = run_file('sql/managed_move.sql', 'postgres');
+like($err, qr/They are: \Q$_\E\.$/m, 'the move names what is not of the SQL edition') for join ', ',
+  'column note of table idem.record', 'constraint extra on table idem.record',
+  'default value for column seq of table idem.watermark', 'function idem.edition(integer)',
+  'function idem_internal.extra()', 'index idem.extra', 'policy extra on table idem.scope',
+  'publication of table idem.record in publication narrow', 'rule extra on table idem.watermark',
+  'statistics object public.extra', 'subscription receiver', 'table idem.notes', 'trigger extra on table idem.record',
+  'type idem_internal.kind';
+ask(<<'SQL');
+DROP SUBSCRIPTION receiver;
+DROP PUBLICATION narrow;
+DROP FUNCTION idem.edition(integer), idem_internal.extra;
+DROP TYPE idem_internal.kind;
+DROP TABLE idem.notes;
+ALTER TABLE idem.watermark ALTER seq DROP DEFAULT;
+ALTER TABLE idem.record DROP CONSTRAINT extra, DROP note;
+DROP STATISTICS extra;
+DROP POLICY extra ON idem.scope;
+DROP RULE extra ON idem.watermark;
+DROP FUNCTION audit CASCADE;
+DROP INDEX idem.extra;
+SQL
+
+# What it carries over: publications, privileges, and the defaults and guards of each partition.
+ask(<<'SQL');
+CREATE PUBLICATION records FOR TABLE idem.scope, idem.dropped_scope, idem.secret, idem.record, idem.watermark, payment;
+CREATE PUBLICATION schemas FOR TABLES IN SCHEMA idem;
+REVOKE EXECUTE ON FUNCTION idem.once FROM PUBLIC;
+REVOKE USAGE ON SCHEMA idem FROM PUBLIC;
+REVOKE SELECT ON idem.storage FROM PUBLIC;
+GRANT USAGE ON SCHEMA idem TO app;
+GRANT SELECT ON idem.record, idem.scope_id TO admin;
+CREATE TABLE parted (a integer, k text DEFAULT idem.current_key()) PARTITION BY RANGE (a);
+CREATE TABLE part_1 PARTITION OF parted FOR VALUES FROM (0) TO (10);
+CREATE TABLE part_2 PARTITION OF parted FOR VALUES FROM (10) TO (20);
+CREATE TABLE part_3 PARTITION OF parted FOR VALUES FROM (20) TO (30);
+ALTER TABLE part_1 ALTER k SET DEFAULT 'import';
+ALTER TABLE part_2 ALTER k DROP DEFAULT;
+CREATE TRIGGER guard BEFORE INSERT ON parted FOR EACH ROW EXECUTE FUNCTION idem.require_claim('payments');
+ALTER TABLE part_1 DISABLE TRIGGER guard;
+ALTER TABLE ONLY part_2 ENABLE ALWAYS TRIGGER guard;
+CREATE FUNCTION pay_by_path(key text) RETURNS jsonb LANGUAGE plpgsql SET search_path = idem, public AS $$
+DECLARE c claim_result;
+BEGIN
+  c := claim('listed', key);
+  RETURN CASE WHEN c.claimed THEN complete(c.token, '"paid"') ELSE c.response END;
+END $$;
+SQL
+my $carried = <<'SQL';
+SELECT pubname, tablename FROM pg_publication_tables WHERE schemaname = 'idem' ORDER BY 1, 2;
+SELECT has_function_privilege('stranger', 'idem.once'::regproc, 'EXECUTE'),
+  has_schema_privilege('stranger', 'idem', 'USAGE'), has_table_privilege('stranger', 'idem.storage', 'SELECT'),
+  has_schema_privilege('app', 'idem', 'USAGE'), has_table_privilege('admin', 'idem.record', 'SELECT'),
+  has_table_privilege('admin', 'idem.record', 'INSERT'), has_sequence_privilege('admin', 'idem.scope_id', 'SELECT'),
+  has_table_privilege('stranger', 'idem.scopes', 'SELECT');
+SELECT adrelid::regclass, pg_get_expr(adbin, adrelid) FROM pg_attrdef
+  WHERE adrelid IN (SELECT relid FROM pg_partition_tree('parted')) ORDER BY 1;
+SELECT tgrelid::regclass, tgenabled FROM pg_trigger WHERE tgname = 'guard' ORDER BY 1;
+SQL
+my $before_move = ask($carried);
+like($before_move, qr/^f\|f\|f\|t\|t\|f\|t\|t$/m, 'privileges before the move');
+my $session = $node->background_psql('postgres', on_error_stop => 0);
+is($session->query(q{SELECT pay_by_path('early')}), '"paid"', 'a session reaches idem by its search_path');
+
 # It has a superuser's rights, and runs nothing that the role that installed the SQL edition may have changed.
 sub spring
 {
@@ -662,6 +745,10 @@ is(ask(q{SELECT idem.revoke('payments', 'leased'); SELECT attempt, recovery_poin
 is(ask(q{SELECT idem.advance('payments', 'source', 7), idem.advance('payments', 'source', 8)}), 'f|t',
 	'a stream goes on');
 is(ask($parent), $before, 'child keys are the same');
+is(ask($carried), $before_move, 'publications, privileges, and defaults and guards of partitions are the same');
+$session->query(q{SELECT pay_by_path('early')});
+is($session->query(q{SELECT pay_by_path('early')}), '"paid"', 'a session that was open fails at most once');
+$session->quit;
 is(sqlstate($node, 'INSERT INTO payment(amount) VALUES (1)'), 'ID011', 'the guard is in place');
 is(ask(q{SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = 'payment'::regclass AND adnum = 2}),
 	'idem.current_key()', 'so is the default');
