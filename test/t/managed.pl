@@ -352,8 +352,9 @@ for my $statement (sort keys %breaks)
 }
 
 # A setting that a transaction has set is '' after it.
-is(ask(q{BEGIN; SET LOCAL idem.purge_naptime = '5 s'; SET LOCAL idem.limited_tenants = 5; SET LOCAL idem.counted_scopes = 5;
-	COMMIT; SELECT count(*) > 0 FROM idem.health()}, 'first'), 't', 'health() ignores the settings of the extension');
+is(ask(q{BEGIN; SET LOCAL idem.purge_naptime = '5 s'; SET LOCAL idem.limited_tenants = 5;
+	SET LOCAL idem.counted_scopes = 5; COMMIT; SELECT count(*) > 0 FROM idem.health()}, 'first'),
+	't', 'health() ignores the settings of the extension');
 
 # As pg_repack (t/repack.pl) and TRUNCATE do, a transaction writes a table anew: no snapshot that is
 # older sees its rows.
