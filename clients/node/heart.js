@@ -1,6 +1,7 @@
 'use strict';
 // A connection beside the pool for the renewal of leases: when all connections of a pool are busy,
 // leases would end.
+const { send } = require('./statements.js');
 
 const hearts = new WeakMap(); // by pool
 
@@ -32,7 +33,7 @@ class Heart {
       timer = setTimeout(() => reject(new Error('the server does not answer')), milliseconds);
     });
     try {
-      await Promise.race([late, connecting.then(({ client }) => client.query(statement))]);
+      await Promise.race([late, connecting.then(({ client }) => send(client, statement))]);
     } catch (error) {
       // An ERROR leaves the connection as it is.
       if (error.severity !== 'ERROR' && this.#connecting === connecting) this.#close(true);

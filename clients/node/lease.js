@@ -89,7 +89,7 @@ class Lease {
     try {
       this.#answer = await this.#asLost(repeated(this.#pool, this.#bound.retry, async (client) => {
         tries++;
-        await client.query(`BEGIN; ${statements.renew(this.#token, this.#bound.lease)}`);
+        await statements.send(client, `BEGIN; ${statements.renew(this.#token, this.#bound.lease)}`);
         unchanged(given, JSON.stringify(this.request));
         return completed(client, this.#bound, this.#token, answerOf(await guarded(client, effect)));
       }));

@@ -5,11 +5,12 @@ const { randomUUID } = require('node:crypto');
 const { Failure, NotStored, asRefused, refusal, reported, reporter } = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
 const {
-  choose, claim, complete, expiry, fail, milliseconds,
+  choose, claim, complete, expiry, fail, milliseconds, send,
 } = require('./statements.js');
 const { committed, repeated } = require('./transaction.js');
 const {
-  JsonText, bodyBytes, composite, headerFields, interval, json, known, only, tenantText, text,
+  JsonText, bodyBytes, composite, fromText, headerFields, interval, json, known, only, tenantText,
+  text,
 } = require('./values.js');
 
 // A waiting claim occupies a connection. The server's default of 10 seconds is too long for a pool
@@ -64,27 +65,23 @@ function unchanged(bound, read) {
   if (read !== bound) throw new TypeError('the request has changed since it was bound to the key');
 }
 
-// The columns of idem.claim_result, with the types of those that are not taken as text.
-const [INTEGER, JSONB, BYTES, TIME, TEXTS] = [23, 3802, 17, 1184, 1009];
+// The columns of idem.claim_result.
 const COLUMNS = [
-  ['claimed'], ['outcome'], ['token'], ['attempt', INTEGER], ['response'], ['status', INTEGER],
-  ['headers', JSONB], ['body', BYTES], ['error', JSONB], ['retryAfter'], ['recoveryPoint'],
-  ['steps', JSONB], ['createdAt'], ['expiresAt', TIME], ['redacted'], ['differs', TEXTS],
+  'claimed', 'outcome', 'token', 'attempt', 'response', 'status', 'headers', 'body', 'error',
+  'retryAfter', 'recoveryPoint', 'steps', 'createdAt', 'expiresAt', 'redacted', 'differs',
 ];
 
 // Sends the message, and returns the row of the claim in it.
 async function grant(client, message) {
-  const results = await client.query(message).catch(asRefused);
+  const results = await send(client, message).catch(asRefused);
   const { claim: row, encoding } = results.flatMap(({ rows }) => rows).find((of) => 'claim' in of);
   if (encoding !== 'UTF8') {
     throw new Error(`client_encoding is ${encoding}, but answers are read as UTF8`);
   }
   const fields = composite(row);
-  const granted = Object.fromEntries(COLUMNS.map(([name, type], n) =>
-    [name, type && fields[n] !== null ? client.getTypeParser(type)(fields[n]) : fields[n]]));
-  granted.claimed = granted.claimed === 't';
+  const granted = fromText(Object.fromEntries(COLUMNS.map((name, n) => [name, fields[n]])));
   if (granted.retryAfter !== null) {
-    const { rows: [after] } = await client.query(milliseconds(granted.retryAfter));
+    const { rows: [after] } = await send(client, milliseconds(granted.retryAfter));
     granted.retryAfter = after.milliseconds;
   }
   return granted;
@@ -120,8 +117,8 @@ async function completed(client, bound, token, answer) {
 async function finish(client, bound, statements) {
   if (bound.sendRetention) statements.push(expiry(bound));
   const message = [...statements, 'COMMIT'].join('; ');
-  const results = committed(await client.query(message).catch(explained));
-  return Object.assign({}, ...results.flatMap(({ rows }) => rows));
+  const results = committed(await send(client, message).catch(explained));
+  return fromText(Object.assign({}, ...results.flatMap(({ rows }) => rows)));
 }
 
 function explained(error) {

@@ -79,7 +79,12 @@ const finished = ({ scope, key, tenant }) => 'SELECT state AS outcome, response:
   + `FROM idem.lookup(${literal(scope)}, ${literal(key)}, ${literal(tenant)}) `
   + "WHERE state IN ('completed', 'failed')";
 
+// Every value comes as text, which fromText() reads: the application may have parsers of its own for
+// all types, as one that leaves jsonb as text.
+const TYPES = { getTypeParser: () => (value) => value };
+const send = (client, statement) => client.query({ text: statement, types: TYPES });
+
 module.exports = {
   checkpoint, childKey, choose, claim, complete, expiry, fail, finished, milliseconds, release,
-  renew, take,
+  renew, send, take,
 };

@@ -5,7 +5,8 @@ const {
   hook, isTransient, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
 } = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
-const { only } = require('./values.js');
+const { send } = require('./statements.js');
+const { fromText, only } = require('./values.js');
 
 const RETRY = {
   attempts: 10,
@@ -49,7 +50,7 @@ async function connected(pool, attempt) {
   let concluding;
   const notice = (error) => { broken = error; }; // without a listener, the process would end
   const conclude = (statement) => {
-    const ended = statement ? client.query(statement) : Promise.resolve();
+    const ended = statement ? send(client, statement) : Promise.resolve();
     concluding = ended.catch((error) => { broken ??= error; });
   };
   client.on('error', notice);
@@ -57,7 +58,7 @@ async function connected(pool, attempt) {
     return await attempt(client, conclude);
   } catch (error) {
     if (concluding) throw error;
-    await client.query('ROLLBACK').catch((failed) => { broken ??= failed; });
+    await send(client, 'ROLLBACK').catch((failed) => { broken ??= failed; });
     return broken ? rethrowAsLost(error) : Promise.reject(error);
   } finally {
     const release = () => {
@@ -81,9 +82,9 @@ function committed(results) {
 function transaction(pool, work, options = {}) {
   const { begin = 'BEGIN', retry } = only(['begin', 'retry'], options);
   return repeated(pool, retry, async (client) => {
-    await client.query(begin);
+    await send(client, begin);
     const result = await guarded(client, work);
-    committed(await client.query('COMMIT'));
+    committed(await send(client, 'COMMIT'));
     return result;
   });
 }
@@ -91,8 +92,9 @@ function transaction(pool, work, options = {}) {
 // Runs the statements in a transaction, in one message. Returns the row of the last one.
 function single(pool, retry, statements) {
   return repeated(pool, retry, async (client) => {
-    const results = committed(await client.query(`BEGIN; ${statements}; COMMIT`));
-    return results.at(-2).rows[0];
+    const results = committed(await send(client, `BEGIN; ${statements}; COMMIT`));
+    const [row] = results.at(-2).rows;
+    return row && fromText(row);
   });
 }
 

@@ -101,6 +101,35 @@ function composite(value) {
   return fields;
 }
 
+// The elements of an array of texts as the server writes it.
+const texts = (value) => [...value.slice(1, -1).matchAll(/"((?:[^"\\]|\\.)*)"|[^,]+/gs)]
+  .map(([bare, quoted]) => (quoted === undefined ? (bare === 'NULL' ? null : bare)
+    : quoted.replace(/\\(.)/gs, '$1')));
+
+// In either form of bytea_output.
+function bytes(value) {
+  if (value.startsWith('\\x')) return Buffer.from(value.slice(2), 'hex');
+  return Buffer.from(value.replace(/\\(\\|[0-7]{3})/g, (_, code) =>
+    (code === '\\' ? code : String.fromCharCode(parseInt(code, 8)))), 'latin1');
+}
+
+// In the default DateStyle, ISO. In others, a day may be a month: undefined.
+function time(value) {
+  const parts = /^(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)([+-]\d\d)(:\d\d)?$/.exec(value);
+  return parts ? new Date(`${parts[1]}T${parts[2]}${parts[3]}${parts[4] ?? ':00'}`) : undefined;
+}
+
+// What is no text, in the rows that idem returns.
+const READERS = {
+  claimed: (value) => value === 't', attempt: Number, status: Number, body: bytes,
+  request: JSON.parse, headers: JSON.parse, error: JSON.parse, steps: JSON.parse,
+  expiresAt: time, differs: texts,
+};
+
+// The row, all of whose values are text.
+const fromText = (row) => Object.fromEntries(Object.entries(row).map(([name, value]) =>
+  [name, value !== null && Object.hasOwn(READERS, name) ? READERS[name](value) : value]));
+
 function statusCode(status) {
   if (!Number.isInteger(status)) throw new TypeError(`the status must be an integer: ${status}`);
   if (status < 200 || status > 599) {
@@ -210,6 +239,6 @@ function only(names, options) {
 }
 
 module.exports = {
-  JsonText, bodyBytes, composite, decided, headerFields, interval, isNothing, json, known, only,
-  plain, statusCode, tenantText, text,
+  JsonText, bodyBytes, composite, decided, fromText, headerFields, interval, isNothing, json, known,
+  only, plain, statusCode, tenantText, text,
 };

@@ -3,8 +3,8 @@ const assert = require('node:assert/strict');
 const { existsSync } = require('node:fs');
 const path = require('node:path');
 const { after, test } = require('node:test');
-const { Client, Pool } = require('pg');
-const { Conflict, Failure, NotStored, Refused, idempotent, isTransient, lease, retryAfter, run, transaction } = require('pg-idem');
+const { Client, Pool, types } = require('pg');
+const { Conflict, Failure, NotStored, Refused, idempotent, isTransient, lease, retryAfter, run, transaction, worker } = require('pg-idem');
 const { effects, finish, holder, one, operation, pay, pool, settled, state, useUpAttempts } = require('./support.js');
 
 after(finish);
@@ -63,9 +63,9 @@ test('a claim waits for two seconds unless the caller says otherwise, and passes
     async connect() {
       const client = await pool.connect();
       const { query } = Object.getPrototypeOf(client);
-      client.query = (sql, ...more) => {
-        if (/try_claim/.test(sql)) claims.push(/wait => E'([^']*)'/.exec(sql)[1]);
-        return query.call(client, sql, ...more);
+      client.query = (config, ...more) => {
+        if (/try_claim/.test(config.text)) claims.push(/wait => E'([^']*)'/.exec(config.text)[1]);
+        return query.call(client, config, ...more);
       };
       return client;
     },
@@ -282,6 +282,72 @@ test('headers are stored as strings', async () => {
   const retry = await run(pool, { scope: 'payments', key, request }, work);
   assert.deepEqual(retry.headers, { age: '7', vary: ['accept', 'origin'], none: [] });
   assert.deepEqual(first.headers, retry.headers);
+});
+
+// Types -------------------------------------------------------------------------------------------
+
+// Runs the work while the application has parsers of its own for these types.
+async function withParsers(work) {
+  const own = [16, 17, 20, 23, 25, 114, 1009, 1184, 1186, 3802, 3807].map((type) => [type, types.getTypeParser(type)]);
+  for (const [type] of own) types.setTypeParser(type, (text) => `parsed: ${text}`);
+  try {
+    return await work();
+  } finally {
+    for (const [type, parser] of own) types.setTypeParser(type, parser);
+  }
+}
+
+test('no parser of the application takes part in what the package reads', async () => {
+  const explaining = operation();
+  const answer = { status: 201, headers: { 'x-a': ['1', '2'] }, body: Buffer.from([0, 92, 39, 97, 255]), response: { n: 1 } };
+  await withParsers(async () => {
+    for (const output of ['hex', 'escape']) {
+      const { key, request } = operation();
+      const seen = [];
+      const call = () => run(pool, { scope: 'payments', key, request, sendRetention: true, begin: `BEGIN; SET LOCAL bytea_output = ${output}` },
+        async (client) => {
+          seen.push((await client.query(`SELECT 7 AS n, '[]'::jsonb AS j`)).rows[0]);
+          return answer;
+        });
+      const [{ expiresAt, ...first }, { expiresAt: again, ...retry }] = [await call(), await call()];
+      assert.deepEqual([first, retry], [{ ...answer, replayed: false }, { ...answer, replayed: true }]);
+      assert.ok(expiresAt instanceof Date && Math.abs(expiresAt - Date.now() - 7 * 86_400_000) < 60_000);
+      assert.deepEqual(again, expiresAt);
+      assert.deepEqual(seen, [{ n: 'parsed: 7', j: 'parsed: []' }]); // its own queries keep them
+    }
+    const failed = operation();
+    const fail = () => rejected(run(pool, { scope: 'payments', ...failed }, () => { throw new Failure('declined', { sqlstate: 'P0402', status: 402 }); }));
+    for (const error of [await fail(), await fail()]) assert.deepEqual([error.message, error.code, error.status], ['declined', 'P0402', 402]);
+    const asked = (request) => run(pool, { scope: 'explaining', key: explaining.key, request }, () => {});
+    await asked({ 'a,"b"': 1, c: 1, NULL: 1 });
+    assert.deepEqual((await rejected(asked({ 'a,"b"': 2, c: 1, NULL: 2 }))).differs.sort(), ['"a,\\"b\\""', 'NULL']);
+    const limited = (key) => run(pool, { scope: 'limited', tenant: explaining.key, key, request: null, retry: once }, () => {});
+    await limited('1');
+    assert.ok(retryAfter(await rejected(limited('2'))) <= 60_000);
+  });
+});
+
+test('no parser of the application takes part in leases and workers', async () => {
+  const scope = `parsed ${Date.now()}`;
+  await pool.query("SELECT idem.create_scope($1, request_required => true, store_request => 'unfinished')", [scope]);
+  await withParsers(async () => {
+    const [left, done] = [operation(), operation()];
+    const charge = async (held) => ({ response: [held.attempt, held.request, await held.step('charge', () => assert.fail('runs'))] });
+    const begin = (called) => assert.rejects(lease(pool, { scope, ...called, backoff: { base: 0 } }, async (held) => {
+      assert.match(await held.childKey('charge'), /^[0-9a-f]{64}$/);
+      await held.step('charge', async () => ({ charge: [held.attempt] }));
+      throw new Error('down');
+    }), /down/);
+    await begin(done);
+    const { response } = await lease(pool, { scope, ...done }, charge);
+    assert.deepEqual(response, [2, done.request, { charge: [1] }]);
+    await begin(left);
+    const finisher = worker(pool, { scope, wait: 100, onError: (error) => assert.fail(error) }, charge);
+    while (await state(left.key, scope) !== 'parsed: completed') await new Promise((resolve) => { setTimeout(resolve, 20); });
+    await finisher.stop();
+    const again = await lease(pool, { scope, ...left }, () => assert.fail('runs'));
+    assert.deepEqual([again.response, again.replayed], [[2, left.request, { charge: [1] }], true]);
+  });
 });
 
 // Failures ----------------------------------------------------------------------------------------
