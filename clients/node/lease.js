@@ -29,6 +29,7 @@ const messageOf = (error) => Buffer.from(String(error?.message || error?.name ||
 // An attempt of a leased operation. Its lease is renewed from the beginning to the end.
 class Lease {
   #pool; #bound; #token; #milliseconds; #ends; #results; #answer; #beating;
+  #failed; // { error } that a call of this attempt has thrown, and that the work may swallow
   #names = new Set(); // of the steps that this attempt has begun
   #running = new Map(); // steps, and their names
   #saving = Promise.resolve();
@@ -57,11 +58,17 @@ class Lease {
     }
     this.#names.add(name);
     if (Object.hasOwn(this.#results, name)) return this.#results[name];
-    this.signal.throwIfAborted();
-    // The process has slept, or has been busy: the server knows whether the lease is still its own.
-    if (performance.now() >= this.#ends) await this.#renew();
-    // As a later attempt gets it.
-    const result = JSON.parse(json(`result of step "${name}"`, await work() ?? null));
+    await this.#noted(async () => {
+      this.signal.throwIfAborted();
+      // The process has slept, or has been busy: the server knows whether the lease is still its own.
+      if (performance.now() >= this.#ends) await this.#renew();
+    });
+    const made = await work() ?? null;
+    return this.#noted(() => this.#save(name, made));
+  }
+
+  async #save(name, made) {
+    const result = JSON.parse(json(`result of step "${name}"`, made)); // as a later attempt gets it
     // One after the other: a recovery point holds the results of all steps.
     const saved = this.#saving.then(async () => {
       const results = { ...this.#results, [name]: result };
@@ -73,21 +80,38 @@ class Lease {
     return result;
   }
 
+  // A call whose error fails the attempt, even if the work swallows it: it would be completed with
+  // an answer that says success.
+  async #noted(call) {
+    try {
+      return await call();
+    } catch (error) {
+      this.#failed = { error };
+      throw error;
+    }
+  }
+
   // The key to send to another service in this step: the same in every attempt.
   async childKey(step) {
-    const { key } = await this.#ask(statements.childKey(this.#token, text('step', step)));
+    const statement = statements.childKey(this.#token, text('step', step));
+    const { key } = await this.#noted(() => this.#ask(statement));
     return key;
   }
 
   // Completes the operation with the answer of effect(client), in one transaction with it.
-  async complete(effect) {
+  complete(effect) {
+    return this.#noted(() => this.#complete(effect));
+  }
+
+  async #complete(effect) {
     const [step] = this.#running.values(); // its result would be lost
     if (step !== undefined) throw new Error(`step "${step}" is still running`);
     let tries = 0;
     const given = JSON.stringify(this.request); // the work, which runs once, may have changed it
     this.#stop(); // from now on, the transaction holds the key
+    let answer;
     try {
-      this.#answer = await this.#asLost(repeated(this.#pool, this.#bound.retry, async (client) => {
+      answer = await this.#asLost(repeated(this.#pool, this.#bound.retry, async (client) => {
         tries++;
         await statements.send(client, `BEGIN; ${statements.renew(this.#token, this.#bound.lease)}`);
         unchanged(given, JSON.stringify(this.request));
@@ -95,16 +119,18 @@ class Lease {
       }));
     } catch (error) {
       // An earlier try may have committed, and its answer may have been lost.
-      if (error instanceof LeaseLost && tries > 1) this.#answer = await this.#finished();
-      if (!this.#answer) {
+      if (error instanceof LeaseLost && tries > 1) answer = await this.#finished();
+      if (!answer) {
         this.start();
         throw error;
       }
     }
-    return this.#answer;
+    this.#answer = answer;
+    return answer;
   }
 
-  // Calls work(lease), and completes the operation with its answer unless the work has done so.
+  // Calls work(lease), and completes the operation with its answer unless the work has done so, or
+  // has failed to.
   async perform(work) {
     this.start();
     try {
@@ -113,7 +139,9 @@ class Lease {
         throw new TypeError('the recovery point of the operation is not one of steps');
       }
       const answer = await work(this);
-      return this.#answer ?? await this.complete(() => answer);
+      if (this.#answer) return this.#answer;
+      if (this.#failed) throw this.#failed.error;
+      return await this.complete(() => answer);
     } catch (error) {
       if (this.#answer) throw ofCompleted(error);
       throw await this.#fail(error);
@@ -163,7 +191,8 @@ class Lease {
         return error;
       } catch (failed) { // it may be stored, and the answer may have been lost
         if (!(failed instanceof LeaseLost)) throw failed;
-        return await this.#finished() ?? failed;
+        const found = await this.#finished(); // by another attempt, it may be completed
+        return found instanceof Failure ? found : failed;
       }
     }
     if (reason instanceof LeaseLost) return reason;

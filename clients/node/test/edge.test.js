@@ -193,5 +193,6 @@ test('names and results of steps', async () => {
     for (const [name, value] of Object.entries(NO_JSON)) {
       await assert.rejects(held.step(name, async () => [value]), NO_NUMBERS.includes(name) ? RangeError : TypeError, name);
     }
+    await held.complete(() => {});
   });
 });

@@ -126,6 +126,63 @@ test('a Failure is stored; any other error gives the operation back for later', 
   }
 });
 
+test('an error of a call of the lease fails the attempt, even if the work swallows it', async () => {
+  const swallow = (promise) => promise.catch((error) => { assert.ok(error); });
+  const ends = {
+    'an effect': (held) => swallow(held.complete(async (client) => { await pay(client, held.request); await client.query('SELECT 1 / 0'); })),
+    'an error of an effect': (held) => swallow(held.complete(() => { throw new Error('division by zero'); })),
+    'a step that is no JSON': (held) => swallow(held.step('charge', async () => new Map())),
+    'a step that is too large': (held) => swallow(held.step('charge', async () => 'a'.repeat(1e6))),
+  };
+  for (const [name, end] of Object.entries(ends)) {
+    const called = begun({ backoff: { base: 3_600_000, cap: 7_200_000 } });
+    const events = [];
+    const onEvent = ({ type }) => events.push(type);
+    await assert.rejects(lease(pool, { ...called, onEvent }, async (held) => { await end(held); return { response: { paid: true } }; }),
+      /division by zero|which has no Map|answer|size|large/, name);
+    assert.deepEqual([await effects(called.request), await state(called.key, 'charges'), events], [0, 'in_progress', ['claimed', 'error']], name);
+    assert.ok(retryAfter(await lease(pool, { ...called, ...impatient }, () => {}).catch((error) => error)) > 1000 * 60 * 29, name);
+    assert.ok((await unfinished(called.key)).last_error.message, name);
+  }
+  const declined = begun();
+  await assert.rejects(lease(pool, declined, async (held) => { await swallow(held.complete(() => { throw new Failure('declined'); })); }), { message: 'declined', replayed: false });
+  assert.equal(await state(declined.key, 'charges'), 'failed');
+  for (const lost of [(held) => held.step('late', async () => 1), (held) => held.childKey('late'), payment]) {
+    const called = begun();
+    await assert.rejects(lease(pool, called, async (held) => { await takeOver(called); await swallow(lost(held)); }), LeaseLost);
+    assert.equal(await state(called.key, 'charges'), 'in_progress');
+  }
+});
+
+test('an error of a call of the lease is forgotten when the operation is completed; one of a step is its own', async () => {
+  const called = begun();
+  const { response } = await lease(pool, called, async (held) => {
+    await held.complete(async (client) => client.query('SELECT 1 / 0')).catch(() => {});
+    await payment(held);
+    await assert.rejects(held.complete(async (client) => ({ response: await pay(client, held.request) })), LeaseLost); // it is over
+  });
+  assert.deepEqual([await effects(called.request), typeof response.payment], [1, 'string']);
+  const optional = begun();
+  await lease(pool, optional, async (held) => {
+    await held.step('mail', async () => { throw new Error('no mail today'); }).catch(() => {});
+    return { response: 'paid' };
+  });
+  assert.equal(await state(optional.key, 'charges'), 'completed');
+});
+
+test('an error that the work of a worker swallows does not complete the operation', async () => {
+  const [left] = await abandon(1);
+  const errors = [];
+  const finisher = worker(pool, { scope: 'left', backoff: { base: 0 }, onError: (error) => errors.push(error.message) }, async (held) => {
+    if (held.attempt > 2) return payment(held);
+    await held.complete((client) => client.query('SELECT 1 / 0')).catch(() => {});
+    return { response: { paid: true } };
+  });
+  await until(() => finished([left]));
+  await finisher.stop();
+  assert.deepEqual([errors, await effects(left.request)], [['division by zero'], 1]);
+});
+
 // The heartbeat ------------------------------------------------------------------------------------
 
 test('the lease is renewed on a connection beside the pool while the work runs', async () => {
