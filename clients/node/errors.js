@@ -27,6 +27,10 @@ class Failure extends Error {
   }
 }
 
+// What an operation has thrown. One that it got from an operation inside of it is no replay of its
+// own, and expires with it.
+const thrown = (failure) => Object.assign(failure, { replayed: false, expiresAt: undefined });
+
 // idem did not run the operation. Has the fields of the error that idem.claim() would raise.
 class Refused extends Error {
   constructor(code, constraint, message, retryAfter) {
@@ -171,5 +175,5 @@ function isTransient(error) {
 
 module.exports = {
   Conflict, Failure, LeaseLost, NotStored, Refused, asRefused, errorOf, hook, isTransient, refusal,
-  reported, reporter, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
+  reported, reporter, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate, thrown,
 };

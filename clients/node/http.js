@@ -4,7 +4,7 @@
 const { STATUS_CODES } = require('node:http');
 const { boundRequest } = require('./bound.js');
 const {
-  Failure, NotStored, Refused, isTransient, errorOf, reporter, retryAfter, sqlstate,
+  Failure, NotStored, Refused, isTransient, errorOf, reporter, retryAfter, sqlstate, thrown,
 } = require('./errors.js');
 const { OPTIONS, run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
@@ -188,7 +188,9 @@ class Exchange {
       if (error instanceof NotStored) this.#given = answerOf(serialize(error.response));
       // The client knows nothing of an operation inside of its own.
       if (error instanceof Refused) throw new Error('an inner operation', { cause: error });
-      if (error instanceof Failure) error.headers = this.#stored(lowerCase(error.headers));
+      if (error instanceof Failure) {
+        thrown(error).headers = this.#stored(lowerCase(error.headers));
+      }
       throw error instanceof NotStored ? new NotStored() : error;
     }
     const { status, headers } = this.#given;

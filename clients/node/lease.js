@@ -2,7 +2,7 @@
 // Operations of several steps, which call other services and so cannot be one transaction.
 const { setTimeout: sleep } = require('node:timers/promises');
 const {
-  Failure, LeaseLost, NotStored, reported, reporter, sqlstate,
+  Failure, LeaseLost, NotStored, reported, reporter, sqlstate, thrown,
 } = require('./errors.js');
 const { guarded } = require('./guard.js');
 const { Heart } = require('./heart.js');
@@ -60,7 +60,7 @@ class Lease {
     if (Object.hasOwn(this.#results, name)) return this.#results[name];
     await this.#noted(async () => {
       this.signal.throwIfAborted();
-      // The process has slept, or has been busy: the server knows whether the lease is still its own.
+      // The process has slept, or has been busy: the server knows whether the lease is its own.
       if (performance.now() >= this.#ends) await this.#renew();
     });
     const made = await work() ?? null;
@@ -187,7 +187,7 @@ class Lease {
     if (error instanceof LeaseLost) return error;
     if (error instanceof Failure) { // also when the lease has ended: the server knows who has it
       try {
-        await this.#ask(statements.fail(this.#token, error));
+        await this.#ask(statements.fail(this.#token, thrown(error)));
         return error;
       } catch (failed) { // it may be stored, and the answer may have been lost
         if (!(failed instanceof LeaseLost)) throw failed;

@@ -2,15 +2,17 @@
 // Runs an operation once per idempotency key: claim, effect and answer are one transaction, which
 // is retried as a whole, with the same key. BEGIN goes with the claim, and COMMIT with the answer.
 const { randomUUID } = require('node:crypto');
-const { Failure, NotStored, asRefused, refusal, reported, reporter } = require('./errors.js');
+const {
+  Failure, NotStored, asRefused, refusal, reported, reporter, thrown,
+} = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
 const {
   choose, claim, complete, expiry, fail, milliseconds, send,
 } = require('./statements.js');
 const { committed, repeated } = require('./transaction.js');
 const {
-  JsonText, bodyBytes, composite, fromText, headerFields, interval, json, known, only, tenantText,
-  text,
+  JsonText, bodyBytes, composite, fromText, headerFields, interval, isNothing, json, known, only,
+  tenantText, text,
 } = require('./values.js');
 
 // A waiting claim occupies a connection. The server's default of 10 seconds is too long for a pool
@@ -96,7 +98,7 @@ async function operate(client, token, bound, work) {
     if (!(failure instanceof Failure)) throw failure;
     const statements = [`ROLLBACK TO SAVEPOINT ${bound.savepoint}`, fail(token, failure)];
     const kept = await finish(client, bound, statements);
-    return Object.assign(failure, kept);
+    return Object.assign(thrown(failure), kept);
   }
   return completed(client, bound, token, answer);
 }
@@ -154,12 +156,28 @@ function checkHeaders(headers) {
   }
 }
 
+// By pool: the source of each function, by the scope and the name that it was defined with first.
+const functions = new WeakMap();
+
+// One with the same source is the same function, made anew for a request.
+function requireUnique(pool, scope, name, handler, isChosen) {
+  if (!functions.has(pool)) functions.set(pool, new Map());
+  const sources = functions.get(pool);
+  const [place, source] = [JSON.stringify([scope, name]), `${handler}`];
+  if (!sources.has(place)) sources.set(place, source);
+  if (!isChosen && sources.get(place) !== source) {
+    throw new TypeError(`"${name}" is the name of another function in scope "${scope}", whose `
+      + 'answers this one would get: pass the option name');
+  }
+}
+
 // A function of (key, request) that runs handler(client, request) once for each key, and returns
 // what it returned. Its name is bound to the key, too, so that no other function gets its answer.
 function idempotent(pool, { name, ...options }, handler) {
   only([...OPTIONS, 'begin'], options);
   const bound = text('name of the function', name ?? handler.name);
   if (bound === '') throw new TypeError('the function has no name to bind: pass the option name');
+  requireUnique(pool, options.scope, bound, handler, !isNothing(name));
   return async (key, request, more) => {
     const read = () => new JsonText(
       `{"function": ${JSON.stringify(bound)}, "request": ${requestText(request)}}`);

@@ -79,8 +79,8 @@ const finished = ({ scope, key, tenant }) => 'SELECT state AS outcome, response:
   + `FROM idem.lookup(${literal(scope)}, ${literal(key)}, ${literal(tenant)}) `
   + "WHERE state IN ('completed', 'failed')";
 
-// Every value comes as text, which fromText() reads: the application may have parsers of its own for
-// all types, as one that leaves jsonb as text.
+// Every value comes as text, which fromText() reads: the application may have parsers of its own,
+// such as one that leaves jsonb as text.
 const TYPES = { getTypeParser: () => (value) => value };
 const send = (client, statement) => client.query({ text: statement, types: TYPES });
 

@@ -104,6 +104,20 @@ test('the name of the function is bound: another one does not get its answer', a
   assert.throws(() => idempotent(pool, { scope: 'payments', name: 7 }, pay), TypeError);
 });
 
+test('another function of the same name, which would get its answers, is refused at its definition', async () => {
+  const [one, other] = [{}, {}]; // pools
+  const define = (pool, text, more = {}) => idempotent(pool, { scope: 'payments', ...more }, new Function(`return async function create(client, request) { ${text} }`)());
+  const refused = { name: 'TypeError', message: /"create" .* pass the option name/ };
+  define(one, 'charge()');
+  define(one, 'charge()'); // one function, which each request makes anew
+  assert.throws(() => define(one, 'refund()'), refused);
+  assert.throws(() => define(one, 'refund()'), refused); // also a second time
+  define(one, 'refund()', { name: 'refund' });
+  define(one, 'refund()', { scope: 'limited' });
+  define(other, 'refund()');
+  define(one, 'refund()', { name: 'create' }); // a function that was renamed, or has been changed
+});
+
 test('an answer that is not stored: rolled back, and returned all the same', async () => {
   const { key, request } = operation();
   const events = [];
@@ -115,6 +129,26 @@ test('an answer that is not stored: rolled back, and returned all the same', asy
   assert.deepEqual([await call(), await call()], [1, 2].map((errors) => ({ response: { errors }, replayed: false })));
   assert.deepEqual([await effects(request), await state(key), events],
     [0, 'absent', ['claimed', 'not_stored', 'claimed', 'not_stored']]);
+});
+
+test('the Failure of an operation inside of another one is no replay of that', async () => {
+  const inner = operation();
+  const events = [];
+  const charge = () => run(pool, { scope: 'payments', sendRetention: true, ...inner }, () => { throw new Failure('declined'); });
+  await rejected(charge());
+  const outer = operation();
+  const options = { scope: 'payments', ...outer, onEvent: ({ type }) => events.push(type) };
+  for (const replayed of [false, true]) {
+    const error = await rejected(run(pool, options, charge));
+    assert.deepEqual([error.message, error.replayed, error.expiresAt], ['declined', replayed, undefined]);
+  }
+  const leased = { ...options, ...operation() };
+  const works = [charge, (held) => held.complete(charge)];
+  for (const work of works) {
+    const { key } = operation();
+    for (const replayed of [false, true]) assert.equal((await rejected(lease(pool, { ...leased, key }, work))).replayed, replayed);
+  }
+  assert.deepEqual(events, Array(3).fill(['claimed', 'failed', 'replayed']).flat());
 });
 
 test('an answer that is too large names the limit, and has no effect', async () => {

@@ -4,7 +4,7 @@ const http = require('node:http');
 const { Readable, pipeline } = require('node:stream');
 const { after, test } = require('node:test');
 const { Pool } = require('pg');
-const { Failure, NotStored, parseKey, respond } = require('pg-idem');
+const { Failure, NotStored, parseKey, respond, run } = require('pg-idem');
 const { effects, finish, holder, one, operation, pay, pool, state, useUpAttempts } = require('./support.js');
 
 const servers = [];
@@ -102,6 +102,9 @@ const routes = {
   '/declined': [{ scope: 'payments', tenant: null }, async (request, client) => {
     await pay(client, request.body);
     throw new Failure('card declined', { status: 402, headers: { 'X-Reason': '51', 'Set-Cookie': 'a=1' } });
+  }],
+  '/inner': [{ scope: 'payments', tenant: null, keyRequired: false, sendRetention: true, onEvent }, async (request) => {
+    await run(pool, { scope: 'payments', key: request.body.inner, request: {}, sendRetention: true }, () => ends.failure());
   }],
   '/refused': [{ scope: 'payments', tenant: null }, async () => {
     throw new Failure('no', { body: Buffer.from('<no/>'), headers: { 'content-type': 'text/xml' } });
@@ -343,6 +346,17 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.equal((await post('/told-badly', hooked.key, request)).status, 200);
       assert.equal((await post('/told-badly', hooked.key, request)).headers['idempotent-replayed'], 'true');
       assert.match((await warned).message, /of the hook/);
+    });
+
+    await t.test('a replayed Failure of an operation inside of another one is no replay of that', async () => {
+      const inner = operation().key;
+      events.length = 0;
+      const { key } = operation();
+      for (const [sent, replayed] of [[undefined, undefined], [undefined, undefined], [key, undefined], [key, 'true']]) {
+        const { status, headers } = await post('/inner', sent, { inner });
+        assert.deepEqual([status, headers['idempotent-replayed'], 'idempotency-expires' in headers], [402, replayed, sent !== undefined]);
+      }
+      assert.deepEqual(events.map(([type]) => type), ['claimed', 'failed', 'replayed']);
     });
 
     await t.test('400: the key is missing or invalid, or the request', async () => {
