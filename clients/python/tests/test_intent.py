@@ -138,6 +138,36 @@ class Intents(unittest.TestCase):
             self.assertEqual(asyncio.run(intent.send_async(send)).status, 201)
         self.assertEqual(service.keys, 3 * ["order-1"])
 
+    def test_a_key_that_could_not_be_stored_is_not_sent(self):
+        stored, sent = [], []
+
+        def store(key):
+            stored.append(key)
+            if len(stored) == 1:
+                raise ConnectionError("the database is away")
+
+        async def store_later(key):
+            await asyncio.sleep(0)
+            store(key)
+
+        async def send(headers):
+            sent.append(headers)
+            return SimpleNamespace(status_code=201, headers={})
+        for stores in (store, store_later):
+            stored.clear(), sent.clear()
+            intent = Intent(store=stores)
+            with self.assertRaises(ConnectionError):
+                asyncio.run(intent.send_async(send))
+            self.assertEqual(sent, [])
+            for _ in range(2):
+                asyncio.run(intent.send_async(send))
+            self.assertEqual((stored, len(sent)), (2 * [intent.key], 2))
+        future = asyncio.new_event_loop().create_future()
+        self.addCleanup(future.get_loop().close)
+        for awaitable in (store_later, lambda key: future):
+            with self.assertRaisesRegex(TypeError, "needs send_async"):
+                Intent(store=awaitable).send(self.fail)
+
     def test_keys(self):
         for key in ('a "quoted" \\ key', str(uuid.uuid4())):
             self.assertEqual(parse_key([Intent(key).headers["Idempotency-Key"]]), key)

@@ -71,9 +71,12 @@ class Intent:
                sleep: Callable[[float], Any]) -> flow.Steps[Any]:
         start, attempt = time.monotonic(), 1
         if self.store is not None:
-            stored, self.store = self.store(self.key), None
-            if inspect.isawaitable(stored):
-                yield stored
+            stored = self.store(self.key)
+            if inspect.isawaitable(stored) and (yield stored) is stored:  # send() awaits nothing
+                if inspect.iscoroutine(stored):
+                    stored.close()
+                raise TypeError("store is a coroutine function, which needs send_async()")
+            self.store = None
         while True:
             response, lost = None, None
             if self.retention is not None and time.time() - _time_of(self.key) > self.retention:
