@@ -157,6 +157,98 @@ class Leases:
             raise Failure("declined")
         self.assertEqual(self.lease(key).run(pay).response, "paid")
 
+    def swallowed(self, end, error, state="in_progress"):
+        """What a call of the lease raises fails the attempt, even if the work swallows it."""
+        def pay(lease):
+            with contextlib.suppress(Exception):
+                end(lease)
+            return {"paid": True}
+
+        def block(key):
+            with self.lease(key, backoff=(1000.0, 2000.0)) as lease:
+                pay(lease)
+        for attempt in (lambda key: self.lease(key, backoff=(1000.0, 2000.0)).run(pay), block):
+            key = new_key()
+            with self.subTest(error), self.assertRaises(error) as raised:
+                attempt(key)
+            self.assertEqual((effects(key), state_of(key)), (0, state))
+            if error is LeaseLost or state != "in_progress":
+                continue
+            noted = query("SELECT last_error->>'message' FROM idem.in_flight WHERE key = %s", key)
+            self.assertEqual(noted, str(raised.exception))
+            with self.assertRaises(InProgress) as refused:
+                self.lease(key, retry=Retry(attempts=1)).run(None)
+            self.assertGreater(refused.exception.retry_after, 450)
+
+    def test_a_swallowed_error_of_the_effect(self):
+        self.swallowed(lambda lease: lease.complete(
+            effect=lambda connection: self.insert(connection) / 0), ZeroDivisionError)
+
+    def test_a_swallowed_error_of_an_answer_that_is_no_json(self):
+        self.swallowed(lambda lease: lease.complete(object()), TypeError)
+
+    def test_a_swallowed_failure_of_the_effect(self):
+        def decline(connection):
+            self.insert(connection)
+            raise Failure("declined")
+        self.swallowed(lambda lease: lease.complete(effect=decline), Failure, "failed")
+
+    def test_a_swallowed_error_of_a_step_that_could_not_be_stored(self):
+        self.swallowed(lambda lease: lease.step("charge", object), TypeError)
+
+    def test_a_swallowed_loss_of_the_lease(self):
+        for call in (lambda lease: lease.step("charge", lambda: 1),
+                     lambda lease: lease.complete(effect=self.insert)):
+            def end(lease):
+                query("SELECT idem.revoke('leased', %s::text)::text", lease.key)
+                call(lease)
+            self.swallowed(end, LeaseLost)
+
+        def check(lease):
+            lease._ends = 0.0
+            lease.check()
+        with unittest.mock.patch.object(Lease, "_beat"):
+            self.swallowed(check, LeaseLost)
+
+    def test_a_swallowed_error_before_the_operation_is_completed(self):
+        key = new_key()
+
+        def pay(lease):
+            with contextlib.suppress(ZeroDivisionError):
+                lease.complete(effect=lambda connection: self.insert(connection) / 0)
+            with contextlib.suppress(ValueError):  # the step is the function's own
+                lease.step("mail", lambda: int("no mail"))
+            lease.complete(effect=self.insert)
+        self.lease(key).run(pay)
+        self.assertEqual((effects(key), state_of(key)), (1, "completed"))
+        key = new_key()
+
+        def pay_without_mail(lease):
+            with contextlib.suppress(ValueError):
+                lease.step("mail", lambda: int("no mail"))
+            return "paid"
+        self.assertEqual(self.lease(key).run(pay_without_mail).response, "paid")
+
+    def test_the_failure_of_an_operation_inside_is_no_replay(self):
+        inner = new_key()
+
+        def decline(connection):
+            raise Failure("declined")
+
+        def charge(*_):
+            self.payments.run("payments", inner, {"amount": 1}, decline)
+        for work in (charge, lambda lease: lease.complete(effect=charge)):
+            key = new_key()
+            for replayed in (False, True):
+                seen = []
+                self.payments.on_event = seen.append
+                self.addCleanup(setattr, self.payments, "on_event", None)
+                with self.assertRaises(Failure) as raised:
+                    self.lease(key).run(work)
+                self.assertEqual(raised.exception.replayed, replayed)
+                self.assertEqual([event.type for event in seen if event.key == key],
+                                 ["replayed"] if replayed else ["claimed", "failed"])
+
     def test_an_error_releases_the_operation_for_later(self):
         key = new_key()
         with self.assertRaises(ZeroDivisionError), self.lease(key, backoff=(1000.0, 2000.0)):
@@ -438,6 +530,50 @@ class PsycopgAsync(LeaseTest):
         with self.assertRaisesRegex(RuntimeError, "completed already"):
             asyncio.run(self.lease(new_key()).run(pay))
 
+    def test_a_swallowed_error_of_complete(self):
+        async def insert(connection):
+            await connection.execute("INSERT INTO payment (amount) VALUES (1)")
+            await connection.execute("SELECT 1 / 0")
+
+        async def slow(connection):
+            await connection.execute("INSERT INTO payment (amount) VALUES (1)")
+            await asyncio.sleep(60)
+
+        async def pay(lease):
+            with contextlib.suppress(psycopg.Error):
+                await lease.complete(effect=insert)
+            return "paid"
+
+        async def pay_in_time(lease):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(lease.complete(effect=slow), 0.1)
+            return "paid"
+
+        async def block(key):
+            async with self.lease(key) as lease:
+                await pay(lease)
+        for run, error in ((lambda key: self.lease(key).run(pay), psycopg.Error),
+                           (block, psycopg.Error),
+                           (lambda key: self.lease(key).run(pay_in_time), RuntimeError)):
+            key = new_key()
+            with self.assertRaises(error):
+                asyncio.run(run(key))
+            self.assertEqual((effects(key), state_of(key)), (0, "in_progress"))
+            # A cancelled statement may still run on the server.
+            self.assertEqual(Idempotency(connect, wait=60.0).lease(
+                "leased", key, {"amount": 1}).run(lambda lease: lease.attempt).response, 2)
+
+    def test_a_call_after_the_end_cancels_nothing(self):
+        async def main():
+            async with self.lease(new_key(), lease=0.3) as lease:
+                await lease.complete("paid")
+            with self.assertRaises(TypeError):
+                await lease.complete(object())
+            await asyncio.wait([lease._heart], timeout=60)  # it finds that the lease has ended
+            await asyncio.sleep(0)
+            return "not cancelled"
+        self.assertEqual(asyncio.run(main()), "not cancelled")
+
     def test_a_step_that_is_not_awaited(self):
         def refused():
             return self.assertRaisesRegex(RuntimeError, 'step "u" is still running')
@@ -632,6 +768,19 @@ class Workers(LeaseTest):
         self.work_until(Worker(Idempotency(connect), "leased", pay, wait=0.1, concurrency=3),
                         lambda: done[0] == 6)
         self.assertEqual(most[0], 3)
+
+    def test_an_error_that_its_function_swallows_completes_nothing(self):
+        key = self.abandon()
+
+        def pay(lease):
+            with contextlib.suppress(psycopg.Error):
+                lease.complete(effect=lambda connection: connection.execute(
+                    INSERT if lease.attempt > 2 else "SELECT 1 / 0").fetchone()[0])
+            return "paid"
+        with self.assertLogs("pg_idem", "WARNING"):
+            self.work_until(Worker(Idempotency(connect), "leased", pay, wait=0.1, backoff=NOW),
+                            lambda: state_of(key) == "completed")
+        self.assertEqual(effects(key), 1)
 
     def test_it_goes_on_after_errors(self):
         broken = [1, 1]

@@ -151,6 +151,13 @@ class Failure(Exception):
         return {name: value for name, value in members.items() if value}
 
 
+def as_own(failed: Failure) -> Failure:
+    """What an operation has raised. One that it got from an operation inside of it is no replay of
+    its own, and expires with it."""
+    failed.replayed, failed.expires = False, None
+    return failed
+
+
 class NotStored(Exception):
     """Raise it in an operation to roll it back, and to answer all the same with `response`. Nothing
     is stored, and a retry runs again: for errors inside of an answer that says success."""
@@ -262,6 +269,13 @@ class Claim(NamedTuple):
         if isinstance(refusal, Conflict):
             refusal.differs = self.differs
         raise refusal
+
+
+def readable(row: Sequence[Any]) -> Sequence[Any]:
+    """A row that begins with text, which psycopg 3 leaves as bytes under SQL_ASCII."""
+    if isinstance(row[0], bytes):
+        raise RuntimeError("client_encoding is SQL_ASCII, but answers are read as text: set UTF8")
+    return row
 
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

@@ -7,7 +7,8 @@ import functools
 import json
 import threading
 import time
-from typing import Any, Callable, Mapping, NamedTuple, Optional
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 from . import core, flow
 from .core import Answer, Claim, Failure, LeaseLost, Refused, Retry
@@ -44,6 +45,7 @@ class LeaseBase:
     """
 
     lost: Any
+    _raised: Optional[Exception] = None  # by a call of this attempt: the function may swallow it
 
     def __init__(self, operations: flow.Operations[Any], claim: Mapping[str, Any], request: Any, *,
                  backoff: tuple[float, float], retry: Optional[Retry]) -> None:
@@ -79,7 +81,8 @@ class LeaseBase:
     def check(self) -> None:
         """Raises LeaseLost if the lease is lost, or has ended and has not been renewed yet."""
         if self.lost.is_set() or time.monotonic() >= self._ends:
-            raise LeaseLost
+            self._raised = LeaseLost()
+            raise self._raised
 
     # The protocol ---------------------------------------------------------------------------
 
@@ -123,14 +126,29 @@ class LeaseBase:
         return self._state[name]
 
     def _work(self, name: str, work: Callable[[], Any]) -> Steps[None]:
-        if self.lost.is_set():
-            raise LeaseLost
-        if time.monotonic() >= self._ends:  # the process has slept: the server knows
-            yield from self._operations.retried(self._renew, self._retry)
+        with self._noted():
+            if self.lost.is_set():
+                raise LeaseLost
+            if time.monotonic() >= self._ends:  # the process has slept: the server knows
+                yield from self._operations.retried(self._renew, self._retry)
         result = yield work()
-        # As a later attempt finds it.
-        result = self._operations.loads(self._operations.dumps(result))
-        yield from self._operations.within(self._lock, lambda _: self._keep(name, result))
+        with self._noted():
+            # As a later attempt finds it.
+            result = self._operations.loads(self._operations.dumps(result))
+            yield from self._operations.within(self._lock, lambda _: self._keep(name, result))
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """What it raises fails the attempt, even if the function swallows it: it would be completed
+        with an answer that says success."""
+        try:
+            yield
+        except Exception as error:
+            self._raised = error
+            raise
+        except BaseException:  # a timeout may turn it into an error
+            self._raised = RuntimeError("a call of the lease was interrupted")
+            raise
 
     def _unfinished(self) -> Optional[RuntimeError]:
         """A step that the function does not wait for would end after the operation."""
@@ -144,12 +162,13 @@ class LeaseBase:
         self._state = state
 
     def _first_column(self, statements: list[str], parameters: Mapping[str, Any]) -> Steps[Any]:
-        try:
-            row = yield from self._operations.retried(
-                lambda: self._operations.single(statements, parameters), self._retry)
-        except Exception as error:
-            raise core.as_lost(error)
-        return row[0]
+        with self._noted():
+            try:
+                row = yield from self._operations.retried(
+                    lambda: self._operations.single(statements, parameters), self._retry)
+            except Exception as error:
+                raise core.as_lost(error)
+            return row[0]
 
     def _renew(self) -> Steps[None]:
         sent = time.monotonic()
@@ -166,12 +185,20 @@ class LeaseBase:
     def _run(self, function: Callable[[Any], Any]) -> Steps[Answer[Any]]:
         if self.answer is None:
             result = yield function(self)
+            if self.answer is None and self._raised is not None:
+                raise self._raised
             if self.answer is None:
                 yield from self._complete(result, None)
         assert self.answer is not None
         return self.answer
 
     def _complete(self, answer: Any, effect: Optional[Callable[[Any], Any]]) -> Steps[Answer[Any]]:
+        with self._noted():
+            self.answer = yield from self._completed(answer, effect)
+        self._operations.report(self._claim, "completed")
+        return self.answer
+
+    def _completed(self, answer: Any, effect: Optional[Callable[[Any], Any]]) -> Steps[Answer[Any]]:
         attempts = []
 
         def attempt() -> Steps[Answer[Any]]:
@@ -184,19 +211,16 @@ class LeaseBase:
             raise unfinished
         yield self._stop()  # from now on, the transaction holds the key
         try:
-            made = yield from self._operations.retried(attempt, self._retry)
+            return (yield from self._operations.retried(attempt, self._retry))
         except LeaseLost:
             # Perhaps because an attempt has committed whose answer was lost.
             found = (yield from self._finished()) if len(attempts) > 1 else None
             if found is None:
                 raise
-            made = found
+            return found
         except BaseException:
             self._start()
             raise
-        self.answer = made
-        self._operations.report(self._claim, "completed")
-        return made
 
     def _finish(self, connection: Any, answer: Any,
                 effect: Optional[Callable[[Any], Any]]) -> Steps[Answer[Any]]:
@@ -218,14 +242,25 @@ class LeaseBase:
         return Claim(*row).stored(self.key, self._operations.loads) if row else None
 
     def _end(self, error: Optional[BaseException]) -> Steps[None]:
+        yield self._stop()
+        reason = error
+        if error is None and self.answer is None:
+            reason = self._raised or self._unfinished() or RuntimeError(
+                "the operation was neither completed nor failed")
+        yield from self._end_after(reason)
+        if error is None and reason is not None:
+            raise reason
+
+    def _end_after(self, error: Optional[BaseException]) -> Steps[None]:
         """What becomes of the operation after the body: the failure that it has raised is stored,
         and after any other error a later attempt continues."""
-        yield self._stop()
+        if isinstance(error, Failure):
+            core.as_own(error)
         if self.answer is None and error is not None:
             self._operations.report(self._claim, core.event_of(error), error)
         if self.answer is not None and isinstance(error, Failure):  # a retry gets the answer
             raise RuntimeError("the operation is completed already, and cannot fail") from error
-        if self.answer is not None or isinstance(error, LeaseLost):
+        if self.answer is not None or error is None or isinstance(error, LeaseLost):
             return
         if isinstance(error, Failure):
             try:
@@ -235,18 +270,13 @@ class LeaseBase:
                 raise
             return
         base, cap = self._backoff if isinstance(error, Exception) else (0.0, 0.0)
-        reason = error or self._unfinished() or RuntimeError(
-            "the operation was neither completed nor failed")
+        parameters = {"token": self._token, "attempt": self.attempt, "base": base, "cap": cap,
+                      "error": json.dumps({"message": _message_of(error)})}
         try:
             yield from self._operations.retried(lambda: self._operations.single(
-                [core.RELEASE_LEASE],
-                {"token": self._token, "attempt": self.attempt, "base": base, "cap": cap,
-                 "error": json.dumps({"message": _message_of(reason)})}),
-                RELEASE_RETRY)
+                [core.RELEASE_LEASE], parameters), RELEASE_RETRY)
         except Exception as failed:
             log.warning("could not release %s, whose lease ends by itself: %s", self.key, failed)
-        if error is None:
-            raise reason
 
     def _pause(self) -> float:
         """The seconds until the next renewal: a third of what is left of the lease."""
@@ -322,6 +352,8 @@ class AsyncLease(LeaseBase):
                 raise
             getattr(self._body, "uncancel", int)()  # since Python 3.11
             raise LeaseLost from cancelled
+        finally:
+            self._body = None  # what the task does from now on needs no lease
 
     _heart: Optional[asyncio.Task[None]]
 
