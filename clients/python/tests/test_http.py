@@ -310,6 +310,32 @@ class Routes:
                 self.assertEqual(self.status_or_error(app, key), 500)
                 self.assertEqual(effects(key), 0)
 
+    def test_the_client_knows_nothing_of_an_operation_inside(self):
+        inner, key, refused = new_key(), new_key(), new_key()
+        use_up_attempts(refused, "1")
+        operations = Idempotency(connect, wait=0.0)
+
+        def decline(connection):
+            raise pg_idem.Failure("declined", status=402)
+
+        def refuse(key):
+            operations.run("payments", key, 2, lambda connection: 1,
+                           retry=pg_idem.Retry(attempts=1))
+
+        def act():
+            operations.run("payments", inner, 1, decline, expires=True)
+        with self.assertRaises(pg_idem.Failure):
+            act()
+        for sent, replayed in ((key, None), (key, "true")):
+            status, headers, _ = self.sent(self.once(act), sent)
+            self.assertEqual((status, headers.get("idempotent-replayed")), (402, replayed))
+        key = new_key()
+        with held(refused + "2", "2"):
+            for other in (inner, refused, refused + "2"):  # a conflict, undecided, in progress
+                self.assertEqual(self.status_or_error(self.once(lambda: refuse(other)), key), 500)
+        self.assertEqual((effects(key), query(
+            "SELECT state FROM idem.lookup('payments', %s::text)", key)), (0, "absent"))
+
     def test_an_answer_that_cannot_be_sent_is_not_committed(self):
         for headers in ({"X-A": "\u0100"}, {"X-A": "a\nb"}, {"X A": "1"}):
             if isinstance(self, Django) and headers.get("X-A") == "\u0100":

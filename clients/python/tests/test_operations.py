@@ -437,6 +437,56 @@ class Psycopg(Outcomes, PaymentTest):
                 payments.operation("payments")(nameless)
             payments.operation("payments", name="nameless")(nameless)
 
+    def test_a_function_of_the_same_name_in_another_module_is_refused(self):
+        def defined_in(module, answer):
+            def create(connection, request):
+                return answer
+            create.__module__ = module
+            return create
+        for kind in (Idempotency, AsyncIdempotency):
+            shop = kind(connect)
+            shop.operation("payments")(defined_in("shop.charges", 1))
+            shop.operation("payments")(defined_in("shop.charges", 2))  # reloaded, or per request
+            for _ in range(2):
+                with self.assertRaisesRegex(TypeError, "of shop.charges, .* pass name="):
+                    shop.operation("payments")(defined_in("shop.refunds", 3))
+            shop.operation("payments", name="refund")(defined_in("shop.refunds", 3))
+            shop.operation("others")(defined_in("shop.refunds", 3))
+            kind(connect).operation("payments")(defined_in("shop.refunds", 3))
+
+    def test_a_failure_of_an_operation_inside_is_no_replay(self):
+        seen, inner, key = [], new_key(), new_key()
+        payments = Idempotency(connect, on_event=seen.append)
+
+        def decline(connection):
+            raise Failure("declined")
+
+        def order(connection):
+            Idempotency(connect).run("payments", inner, {"amount": 1}, decline, expires=True)
+        with self.assertRaises(Failure):
+            order(None)
+        for replayed in (False, True):
+            with self.assertRaises(Failure) as raised:
+                payments.run("payments", key, {"amount": 1}, order)
+            self.assertEqual(raised.exception.replayed, replayed)
+            self.assertEqual(raised.exception.expires is None, not replayed)
+        self.assertEqual([event.type for event in seen], ["claimed", "failed", "replayed"])
+
+    def test_an_encoding_without_text(self):
+        def ascii():
+            return connect(client_encoding="SQL_ASCII")
+
+        async def run(key):
+            connection = await psycopg.AsyncConnection.connect(
+                autocommit=True, client_encoding="SQL_ASCII")
+            return await AsyncIdempotency(lambda: connection).run("payments", key, None, None)
+        key = new_key()
+        for call in (lambda: Idempotency(ascii).run("payments", key, {}, self.fail),
+                     lambda: Idempotency(ascii).lease("payments", key, {}).run(self.fail),
+                     lambda: asyncio.run(run(key))):
+            with self.assertRaisesRegex(RuntimeError, "client_encoding is SQL_ASCII"):
+                call()
+
     def test_arguments_that_an_attempt_has_changed_are_not_run(self):
         @Idempotency(connect).operation("payments")
         def pay(connection, amounts, *, note=None):

@@ -109,6 +109,7 @@ class Operations(Generic[L]):
         self.retry = core.instance("retry", retry, Retry)
         self.ttl = None if ttl is None else core.seconds("ttl", ttl)
         self.tenant = None if tenant is core.UNSET else core.tenant_text(tenant)
+        self._modules: dict[tuple[str, str], Any] = {}  # that have defined its functions
         self.records = records
         self.on_event = None if on_event is None else core.function("on_event", on_event)
         self.dumps, self.loads = core.function("dumps", dumps), core.function("loads", loads)
@@ -118,10 +119,11 @@ class Operations(Generic[L]):
         """A decorator. Makes `pay(connection, request)` callable as `pay(key, request)`, and with
         `pay.of(tenant=...)`. The function may have other arguments: these are the request, by their
         names. Its `__qualname__` is bound to the key, too, or `name`, so that no other function
-        gets its answer."""
+        gets its answer. Names are unique within the scope: functions that a factory makes need
+        `name`, and one of another module with the same `__qualname__` is a TypeError."""
 
         def decorate(function: Callable[Concatenate[Any, P], T]) -> Operation[P, T]:
-            bound = json.dumps({"function": _name_of(function) if name is None
+            bound = json.dumps({"function": self._unique_name_of(scope, function) if name is None
                                 else core.text("name", name)})[:-1]
             signature = inspect.signature(function)
 
@@ -147,6 +149,14 @@ class Operations(Generic[L]):
             return made
 
         return decorate
+
+    def _unique_name_of(self, scope: str, function: Callable[..., Any]) -> str:
+        name, module = _name_of(function), getattr(function, "__module__", None)
+        first = self._modules.setdefault((scope, name), module)
+        if first != module:
+            raise TypeError(f'"{name}" in the scope "{scope}" is a function of {first}, whose'
+                            f" answers that of {module} would get: pass name=...")
+        return name
 
     @overload  # type: ignore
     def run(self, scope: str, key: Key, request: Any, function: Callable[[Any], Awaitable[T]], *,
@@ -249,7 +259,7 @@ class Operations(Generic[L]):
         except Failure as failed:  # the effect is undone, and the failure is committed
             row = yield self.send(
                 connection, [core.FAIL, core.EXPIRES] if expires else [core.FAIL],
-                {**claim, **core.failure(claimed.token, failed), "response": None},
+                {**claim, **core.failure(claimed.token, core.as_own(failed)), "response": None},
                 before=core.UNDO, after=core.COMMIT)
             if expires:
                 failed.expires = core.time_of(row[1])
@@ -281,7 +291,7 @@ class Operations(Generic[L]):
             if refused is None:
                 raise
             raise refused from error
-        return Claim(*row)
+        return Claim(*core.readable(row))
 
     def claim_of(self, scope: str, key: Key, request: Optional[str], tenant: str,
                  records: Optional[str], lease: Optional[float] = None) -> dict[str, Any]:

@@ -233,6 +233,8 @@ class Exchange:
             return self.judge((yield call(connection)))
         except Failure as failure:
             raise self.failed(failure)
+        except Refused as refused:  # the client knows nothing of an operation inside of its own
+            raise RuntimeError("an inner operation") from refused
 
     def judge(self, response: Response) -> Answer[Any]:
         """The answer to store. Raises Failure or NotStored if the effect must not stay."""
@@ -289,7 +291,7 @@ class Exchange:
 
     def failed(self, failure: Failure) -> Failure:
         """The failure that a handler has raised, with the headers that may be stored."""
-        failure.headers = self.stored(core.header_list(failure.headers or {}))
+        core.as_own(failure).headers = self.stored(core.header_list(failure.headers or {}))
         return failure
 
 

@@ -44,7 +44,7 @@ class WorkerBase:
         """The lease of an operation that is due, or None."""
         sent = time.monotonic()
         row = yield from self.operations.single(core.chosen(core.TAKE, self._take), self._take)
-        taken = Taken(*row)
+        taken = Taken(*core.readable(row))
         if taken.token is None:
             return None
         request = None if taken.request is None else core.JsonText(taken.request)
