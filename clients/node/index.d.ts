@@ -142,7 +142,10 @@ export class LeaseLost extends Refused {
  */
 export function idempotent<Request extends {} | null, Response>(
   pool: Pool,
-  /** The name is bound to the key: by default, that of the handler, which a minifier may change. */
+  /**
+   * The name is bound to the key, and unique within the scope: by default, that of the handler,
+   * which a minifier may change. A TypeError if another function has this default in the pool.
+   */
   options: Options & { name?: string },
   handler: (client: PoolClient, request: Request) => Promise<Response>,
 ): (key: string, request: Request, more?: Partial<Options>) => Promise<Response>;

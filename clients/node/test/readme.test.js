@@ -78,7 +78,7 @@ test('so many lines go and come from before.js to after.js; the page is short', 
   const { stdout } = spawnSync('diff', ['-U', '100', 'before.js', 'after.js'], { cwd: __dirname, encoding: 'utf8' });
   const lines = stdout.split('\n').slice(3).join('\n');
   const count = (sign) => lines.split('\n').filter((line) => line.startsWith(sign)).length;
-  const figures = /(\d+) lines go, (\d+) come/.exec(readme);
+  const figures = /(\d+) lines less, (\d+) more/.exec(readme);
   assert.deepEqual(figures.slice(1).map(Number), [count('-'), count('+')]);
   assert.ok(readme.split('\n').length <= 221);
 });
