@@ -232,7 +232,7 @@ class Exchange:
         try:
             return self.judge((yield call(connection)))
         except Failure as failure:
-            raise self.failed(failure)
+            raise core.as_own(self.failed(failure))
         except Refused as refused:  # the client knows nothing of an operation inside of its own
             raise RuntimeError("an inner operation") from refused
 
@@ -291,7 +291,7 @@ class Exchange:
 
     def failed(self, failure: Failure) -> Failure:
         """The failure that a handler has raised, with the headers that may be stored."""
-        core.as_own(failure).headers = self.stored(core.header_list(failure.headers or {}))
+        failure.headers = self.stored(core.header_list(failure.headers or {}))
         return failure
 
 
