@@ -798,8 +798,8 @@ UNDECIDED = Sentence(
     " until the retention ends; then ask our support. Never send the request with another key.",
     "it takes an operation whose processes end")
 FAILED = Sentence(
-    "- **409** `urn:idem:problem:key_failed`: the operation has failed permanently. Do not retry. A"
-    " new attempt is a new operation with a new key.")
+    "- **409** `urn:idem:problem:key_failed`: the operation has failed permanently, or was"
+    " cancelled. Do not retry. For a new operation, decide anew and use a new key.")
 
 
 @FAILED.case("a failure is kept, without its effect", "failed")
