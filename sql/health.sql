@@ -384,17 +384,6 @@ test (found, check_name, status, scope, detail, hint) AS (
 
     UNION ALL
     SELECT
-        true,
-        'record tables',
-        'fail',
-        NULL,
-        'There are records that are older than the secrets of this database: a dump was restored '
-        'beside scopes that existed. Records may answer in other scopes, and retries conflict.',
-        'Let no client in, and restore the whole dump anew, with pg_restore --clean --if-exists.'
-    FROM idem_internal.records_of_another_database
-
-    UNION ALL
-    SELECT
         c.relpersistence <> 'p',
         'record tables',
         'fail',

@@ -237,8 +237,7 @@ CREATE TEMP TABLE listed ON COMMIT DROP AS
          sqlstate_of store_scope take take_over tenant_in totals usable_scope verdict version
          wait_for wait_for_key wait_until without'),
         ('pg_class', 'idem_internal', '
-         answer bound caller figures holder left_open new_claim records_of_another_database
-         records_without_scope stored'),
+         answer bound caller figures holder left_open new_claim records_without_scope stored'),
         ('pg_constraint', 'idem', '
          claim_incomplete dropped_scope_pkey record_check record_pkey scope_name_key scope_pkey
          scope_request_exclude secret_pkey secret_purpose_check secret_secret_check

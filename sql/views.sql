@@ -425,22 +425,6 @@ COMMENT ON VIEW idem_internal.records_without_scope IS
     'How many records belong to no scope, neither one that exists nor one '
     'that was dropped. Members of pg_monitor see them.';
 
--- Whether the first records of the table are older than the secrets, with which every database
--- begins: they came from a dump, and its secrets did not.
-CREATE VIEW idem_internal.records_of_another_database WITH (security_barrier) AS
-    SELECT
-    FROM idem.secret AS k
-    WHERE k.id = 0
-        AND EXISTS (SELECT FROM idem.record AS r
-                    WHERE r.ctid < '(100,0)' AND r.created < k.created - interval '1 hour')
-        AND pg_has_role('pg_monitor', 'USAGE');
-
-GRANT SELECT ON idem_internal.records_of_another_database TO PUBLIC;
-
-COMMENT ON VIEW idem_internal.records_of_another_database IS
-    'One row if there are records that are older than the secrets of this database. Members of '
-    'pg_monitor see it.';
-
 CREATE VIEW idem.storage WITH (security_barrier) AS
     SELECT
         l.records,

@@ -115,7 +115,7 @@ SELECT set_eq(
     $$SELECT relname::text, relkind::text, relpersistence::text FROM pg_class c
         JOIN owned ON classid = 'pg_class'::regclass AND objid = c.oid$$,
     $$VALUES ('dropped_scope', 'r', 'p'), ('durations', 'v', 'p'), ('in_flight', 'v', 'p'), ('overview', 'v', 'p'), ('purge_progress', 'r', 'u'), ('record', 'r', 'p'), ('records', 'v', 'p'),
-             ('records_of_another_database', 'v', 'p'), ('records_without_scope', 'v', 'p'), ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
+             ('records_without_scope', 'v', 'p'), ('scope', 'r', 'p'), ('scope_id', 'S', 'p'),
              ('scopes', 'v', 'p'), ('secret', 'r', 'p'), ('stats', 'v', 'p'), ('storage', 'v', 'p'), ('stored', 'v', 'p'), ('streams', 'v', 'p'),
              ('watermark', 'r', 'p')$$,
     'the relations; only the purger''s progress is unlogged');

@@ -203,8 +203,6 @@ INSERT INTO query VALUES
     ('idem.storage', 'every role', $$SELECT FROM idem.storage$$),
     ('idem_internal.records_without_scope', 'every role',
      $$SELECT WHERE NOT EXISTS (SELECT FROM idem_internal.records_without_scope)$$),
-    ('idem_internal.records_of_another_database', 'every role',
-     $$SELECT WHERE NOT EXISTS (SELECT FROM idem_internal.records_of_another_database)$$),
     ('idem_internal.stored', 'reader', $$SELECT FROM idem_internal.stored$$),
     ('idem.durations', :'observes_counted', $$SELECT FROM idem.durations WHERE scope = 'owned'$$),
     ('idem.stats', :'observes_counted', $$SELECT FROM idem.stats WHERE scope = 'owned'$$);

@@ -160,20 +160,15 @@ $to->safe_psql('owned', q{SELECT idem.alter_scope('left', owner => 'shop')});
 is($to->safe_psql('owned', q{SET ROLE shop; SELECT outcome FROM idem.try_claim('left', 'kept', '{"n": 1}')}),
 	'completed', 'and another role can get it');
 
-# A restore into a database that has scopes already, whose secrets are newer.
+# A restore into a database that has scopes already ends in errors, and is repeated as the page says.
 $to->safe_psql('postgres', 'CREATE DATABASE beside');
-$to->safe_psql('beside', q{CREATE EXTENSION idem; SELECT idem.create_scope('another');
-	UPDATE idem.secret SET created = created + interval '2 hours'});
-my $health = q{SELECT detail FROM idem.health() WHERE check_name = 'record tables' AND status = 'fail'};
-is($to->safe_psql('beside', $health), '', 'a database with scopes');
+$to->safe_psql('beside', q{CREATE EXTENSION idem; SELECT idem.create_scope('another')});
 my $custom = $from->backup_dir . '/custom';
 $from->command_ok([ 'pg_dump', '-Fc', '-f', $custom, 'postgres' ], 'pg_dump in the custom format');
 $to->command_checks_all([ 'pg_restore', '-d', 'beside', $custom ], 1, [], [qr/COPY failed for table "secret"/],
 	'restore beside its scopes');
-like($to->safe_psql('beside', $health), qr/older than the secrets of this database/, 'health says so');
-$to->command_ok([ 'pg_restore', '--clean', '--if-exists', '-d', 'beside', $custom ], 'restore as health says');
+$to->command_ok([ 'pg_restore', '--clean', '--if-exists', '-d', 'beside', $custom ], 'restore of the whole dump anew');
 check('beside', 'restored anew');
-is($to->safe_psql('beside', $health), '', 'health is content');
 
 $to->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
 $to->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'latin' ],
