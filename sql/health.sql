@@ -378,9 +378,9 @@ test (found, check_name, status, scope, detail, hint) AS (
         NULL,
         'There are records whose scope is missing: no call finds them. Under a scope that is '
         'created anew, their operations run again.',
-        'Restore the rows of idem.scope from the dump that the records came from. If scopes were '
-        'created since, restore the whole dump anew, with pg_restore --clean --if-exists. If a '
-        'subscription brings the records, let it bring idem.scope first.'
+        'Restore the rows of idem.scope from the dump that the records came from. If that is '
+        'refused because scopes were created since, let no client in, and restore the dump into a '
+        'new database. If a subscription brings the records, let it bring idem.scope first.'
 
     UNION ALL
     SELECT

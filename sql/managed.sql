@@ -90,6 +90,7 @@ END;
 -- regrole whose role was dropped is dumped as a number, and read as whichever role has that number
 -- on the other server: it would own the scope, and read its answers. So the row has the name, too,
 -- and there is no owner if the role has another one. idem.purge() writes the name of renamed roles.
+-- IMMUTABLE, as a generated column must be: what was computed when the row was written stays.
 CREATE FUNCTION idem_internal.owner(role regrole, its_name name)
 RETURNS regrole
 LANGUAGE sql IMMUTABLE

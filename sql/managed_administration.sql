@@ -298,7 +298,7 @@ AS $$
                   count(*) FILTER (WHERE m LIKE 'REVOKE%')),
            'SELECT idem_internal.restore_privileges()'
     FROM idem_internal.missing_privileges() AS m
-    HAVING count(*) > 0
+    HAVING count(*) FILTER (WHERE m LIKE 'REVOKE%') > 0  -- to have less may be meant
     UNION ALL
     SELECT NULL, 'schema', 'fail',
            format('Function %s runs with the rights of role %s, which does not own schema idem.',
