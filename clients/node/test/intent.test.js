@@ -58,10 +58,13 @@ test('an answer that a retry would not change is returned', async () => {
   }
 });
 
+// Debian 12's Node has no getSetCookie().
+const cookies = (headers) => headers.getSetCookie?.() ?? headers.get('set-cookie').split(', ');
+
 test('an answer that is cut or hangs after its headers is asked for again', async () => {
   for (const [lost, options] of [['cut body', quick], ['silent body', { ...quick, timeout: 500 }]]) {
     const response = await sent([[lost], [lost], [201, { 'x-a': '1', 'set-cookie': ['a=1', 'b=2'] }]], options);
-    assert.deepEqual([response.status, response.headers.get('x-a'), response.headers.getSetCookie(), response.url, requests.length],
+    assert.deepEqual([response.status, response.headers.get('x-a'), cookies(response.headers), response.url, requests.length],
       [201, '1', ['a=1', 'b=2'], url, 3]);
     assert.deepEqual(await response.json(), { status: 201 });
     await assert.rejects(sent([[lost], [lost]], { ...options, attempts: 2 }));
