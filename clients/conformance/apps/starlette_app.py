@@ -1,5 +1,6 @@
 """The application in Starlette, with asynchronous psycopg 3."""
 
+import contextlib
 import functools
 
 from pg_idem import AsyncIdempotency
@@ -76,8 +77,14 @@ async def internal(request, error):
     return response(*handlers.Problem(500).answer)
 
 
+@contextlib.asynccontextmanager
+async def lifespan(_):
+    async with pool:
+        yield
+
+
 app = Starlette(
-    on_startup=[pool.open], exception_handlers={handlers.Problem: problem, Exception: internal},
+    lifespan=lifespan, exception_handlers={handlers.Problem: problem, Exception: internal},
     routes=[*(Route(path, endpoint, methods=["POST"]) for path, endpoint in (
         ("/operations", operations), ("/refunds", operations), ("/limited", limited),
         ("/documents", documents), ("/uploads", uploads))), Route("/operations/{name}", effects)])

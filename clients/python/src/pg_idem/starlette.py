@@ -205,10 +205,11 @@ async def _captured(request: Any, made: Any) -> Response:
         elif message["type"] == "http.response.body":
             chunks.append(message.get("body", b""))
     await made({**request.scope, "extensions": {}}, anyio.sleep_forever, send)
-    native = Native(b"".join(chunks), start["status"], background=background)
+    content = b"".join(chunks)
+    native = Native(content, start["status"], background=background)
     headers = [(name.decode("latin-1"), value.decode("latin-1"))
                for name, value in start.get("headers", [])]
-    return Response(native.status_code, headers, native.body, native)
+    return Response(native.status_code, headers, content, native)
 
 
 def _sent(route: Route, response: Response) -> Any:
