@@ -98,6 +98,7 @@ push @tokens, $node->safe_psql('postgres', "BEGIN; SELECT idem.use_records('stri
 	. "SELECT token FROM idem.claim('strict', '$mark-leased-by-tenant', '{}', tenant => '$mark-tenant',
 		lease => '1 hour'); COMMIT");
 my $holder = $node->background_psql('postgres', extra_params => [ '-U', 'owner' ]);
+$holder->set_query_timer_restart;    # it lives longer than one query may take
 $holder->query_safe('BEGIN');
 push @tokens, $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open')");
 $holder->query_safe("SELECT token FROM idem.claim('vault', '$mark-open', tenant => '$mark-tenant')");
