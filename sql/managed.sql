@@ -3146,6 +3146,24 @@ BEGIN
 END
 $$;
 
+-- Whether no other transaction has locked the row. It stays locked only if it has expired, and is
+-- to be replaced: an answer about another row must not hold up its holder.
+CREATE FUNCTION idem_internal.is_at_rest(r idem.record, now timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM idem.record AS x
+    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key) AND x = r
+    FOR UPDATE SKIP LOCKED;
+    IF FOUND AND r.expires > now THEN
+        RAISE SQLSTATE 'ID000';  -- gives the lock back
+    END IF;
+    RETURN FOUND;
+EXCEPTION
+    WHEN SQLSTATE 'ID000' THEN RETURN true;
+END
+$$;
+
 -- Stores a final failure under a key that has no record.
 CREATE FUNCTION idem_internal.cancel(
     caller oid, proof bytea, scope text, key text, type regtype, tenant text, error jsonb
@@ -3182,16 +3200,13 @@ BEGIN
                 key, 'Release the claim with idem.release(), or call idem.cancel() in another '
                      'transaction after this one has ended.');
         END IF;
-        PERFORM FROM idem.record AS x
-        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key) AND x = r
-        FOR UPDATE SKIP LOCKED;
-        IF NOT FOUND AND r.scope IS NOT NULL THEN
+        now := clock_timestamp();
+        IF r.scope IS NOT NULL AND NOT idem_internal.is_at_rest(r, now) THEN
             SELECT * INTO holder FROM idem_internal.holder_of(NULL, seen.locked_by);
             bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
             CONTINUE WHEN idem_internal.wait_for(bound, NULL, r);
             PERFORM idem_internal.refuse_in_progress(key, holder, bound);
         END IF;
-        now := clock_timestamp();
         EXIT WHEN r.expires > now;
         PERFORM idem_internal.check_new_key(s, tenant, key, s.fixed_ttl);
         error := coalesce(error, '{"message": "operation was cancelled before it ran"}');

@@ -260,6 +260,7 @@ package Replay
 	{
 		my ($class, $dsn, $database) = @_;
 		my $self = bless { dsn => $dsn, database => $database, control => Session->new($dsn) }, $class;
+		$self->{control}->run("SET statement_timeout = '2 min'");    # the clock waits for no call
 		$self->{sessions}{$_} = Session->new($dsn) for 1 .. 3;
 		return $self;
 	}
