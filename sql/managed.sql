@@ -3177,6 +3177,7 @@ DECLARE
     bound idem_internal.bound;
     holder idem_internal.holder;
     seen record;
+    answer idem.lookup_result;
     place tid;
     tries integer := 0;
     now timestamptz;
@@ -3207,7 +3208,11 @@ BEGIN
             CONTINUE WHEN idem_internal.wait_for(bound, NULL, r);
             PERFORM idem_internal.refuse_in_progress(key, holder, bound);
         END IF;
-        EXIT WHEN r.expires > now;
+        IF r.expires > now THEN
+            answer := idem_internal.look_up(s, tenant, key, '0');
+            CONTINUE WHEN answer.state = 'absent';  -- it has just expired, or was forgotten
+            RETURN answer;
+        END IF;
         PERFORM idem_internal.check_new_key(s, tenant, key, s.fixed_ttl);
         error := coalesce(error, '{"message": "operation was cancelled before it ran"}');
         PERFORM idem_internal.check_size('answer', s, idem_internal.size_of(error));
@@ -3220,9 +3225,7 @@ BEGIN
         EXIT WHEN FOUND;
         tries := idem_internal.check_tries(tries);  -- idem.once_each() takes no key lock
     END LOOP;
-    IF place IS NOT NULL THEN
-        PERFORM idem_internal.note(place || repeat('-', 16));
-    END IF;
+    PERFORM idem_internal.note(place || repeat('-', 16));
     RETURN idem_internal.look_up(s, tenant, key, '0');
 END
 $$;

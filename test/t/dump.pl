@@ -160,7 +160,7 @@ $to->safe_psql('owned', q{SELECT idem.alter_scope('left', owner => 'shop')});
 is($to->safe_psql('owned', q{SET ROLE shop; SELECT outcome FROM idem.try_claim('left', 'kept', '{"n": 1}')}),
 	'completed', 'and another role can get it');
 
-# A restore into a database that has scopes already ends in errors, and is repeated as the page says.
+# A restore into a database that has scopes already ends in errors. With --clean, it replaces them.
 $to->safe_psql('postgres', 'CREATE DATABASE beside');
 $to->safe_psql('beside', q{CREATE EXTENSION idem; SELECT idem.create_scope('another')});
 my $custom = $from->backup_dir . '/custom';

@@ -454,11 +454,11 @@ like(ask($schema, 'bare'),
 ask('GRANT USAGE ON SCHEMA idem, idem_internal TO PUBLIC', 'bare');
 like(as('stranger', 'SELECT idem.purge()', 'bare'), qr/^\d$/, 'after which every role is an administrator');
 ask(q{SET ROLE installer; SELECT idem_internal.restore_privileges()}, 'bare');
-is(ask(q{REVOKE USAGE ON SCHEMA idem FROM PUBLIC;
-	SELECT count(*) FROM idem.health() WHERE check_name = 'schema' AND status = 'fail';
-	GRANT USAGE ON SCHEMA idem TO PUBLIC}, 'bare'), '0', 'but not what an administrator takes from PUBLIC');
 is(as('stranger', 'SELECT idem.purge()', 'bare'), '42501', 'until its hint is followed');
 is(ask($privileges, 'bare'), ask($privileges, 'first'), 'which gives PUBLIC what an installation gives it');
+is(ask(q{REVOKE USAGE ON SCHEMA idem FROM PUBLIC;
+	SELECT count(*) FROM idem.health() WHERE check_name = 'schema' AND status = 'fail';
+	GRANT USAGE ON SCHEMA idem TO PUBLIC}, 'bare'), '0', 'health() does not mind what is taken from PUBLIC');
 is(ask($replay, 'bare'), $answers, 'and calls work');
 ask('ALTER FUNCTION idem.current_key() OWNER TO erin', 'bare');
 my $found = ask($schema, 'bare');
