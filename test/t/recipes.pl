@@ -960,7 +960,9 @@ sub deadline
 		my ($session, $sql) = @_;
 		my $pid = $session->query_safe('SELECT pg_backend_pid()');
 		$session->query_until(qr/sent/, "\\set VERBOSITY sqlstate\n\\echo sent\n$sql;\n");
-		$node->poll_query_until($database, "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $pid")
+		# A lookup of the SQL edition sleeps.
+		$node->poll_query_until($database,
+			"SELECT wait_event_type IN ('Lock', 'Timeout') FROM pg_stat_activity WHERE pid = $pid")
 		  or die "does not wait: $sql";
 	};
 	$waits->($placing, $bid->('waits', $soon));
