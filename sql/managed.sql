@@ -1907,10 +1907,15 @@ BEGIN
         ttl = CASE WHEN its_lease IS NULL THEN its_ttl END,
         nonce = CASE WHEN its_lease IS NULL THEN x.nonce ELSE left(new_nonce, 19) END,
         lease_end = coalesce(due, x.lease_end),
-        expires = coalesce(due + its_ttl, x.expires)
+        expires = coalesce(due + its_ttl, x.expires),
+        -- A key that was left open becomes a leased one, or keeps a NULL.
+        state = CASE WHEN its_lease IS NULL THEN x.state ELSE 'p' END,
+        leased = x.leased OR its_lease IS NOT NULL,
+        number = coalesce(x.number, CASE WHEN its_lease IS NOT NULL
+                                         THEN idem_internal.random_number() END)
     WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key)
-    RETURNING x.ctid, x.attempt, x.created, x.recovery_point, x.recovery_state
-    INTO place, c.attempt, c.created_at, c.recovery_point, c.recovery_state;
+    RETURNING x.ctid, x.attempt, x.created, x.recovery_point, x.recovery_state, x.number
+    INTO place, c.attempt, c.created_at, c.recovery_point, c.recovery_state, r.number;
     c.claimed := true;
     c.outcome := 'claimed';
     c.token := CASE WHEN its_lease IS NULL THEN idem_internal.atomic_token(new_nonce, place)
@@ -2413,7 +2418,8 @@ BEGIN
         IF error IS NULL THEN
             PERFORM idem_internal.refuse('error', NULL, NULL, NULL);
         END IF;
-        PERFORM idem_internal.check_failure(error, true) WHERE function <> 'execute';
+        PERFORM idem_internal.check_failure(error, true)
+        WHERE function IS DISTINCT FROM 'execute';
     END IF;
     l := idem_internal.lock_claim(caller, token);
     s := l.s;
@@ -2933,8 +2939,10 @@ BEGIN
                             'Call idem.once() with the key and the request of each message.');
                     END IF;
                     PERFORM idem_internal.check_new_key(s, tenant, k.key, s.fixed_ttl);
-                    DELETE FROM idem.record AS x
-                    WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
+                    IF r.scope IS NOT NULL THEN  -- what was not seen, another call may have stored
+                        DELETE FROM idem.record AS x
+                        WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
+                    END IF;
                     CONTINUE;
                 ELSIF verdict = 'take_over' THEN
                     UPDATE idem.record AS x
@@ -3216,7 +3224,9 @@ BEGIN
         PERFORM idem_internal.check_new_key(s, tenant, key, s.fixed_ttl);
         error := coalesce(error, '{"message": "operation was cancelled before it ran"}');
         PERFORM idem_internal.check_size('answer', s, idem_internal.size_of(error));
-        DELETE FROM idem.record AS x WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
+        IF r.scope IS NOT NULL THEN  -- what was not seen, idem.once_each() may have stored
+            DELETE FROM idem.record AS x WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key);
+        END IF;
         INSERT INTO idem.record AS x (
             scope, tenant, key, attempt, created, expires, state, secret, fingerprint, error)
         VALUES (s.id, tenant, key, 1, now, now + s.fixed_ttl, 'f', 0, '', error)

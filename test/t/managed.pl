@@ -520,7 +520,9 @@ my ($clients, $operations) = (8, 4000);
 install('postgres');
 ask(<<'SQL');
 SELECT idem.create_scope('payments'), idem.create_scope('listed', request_exclude => '{sent_at}'),
-  idem.create_scope('dropped'), idem.create_scope('of roles', tenant_from => 'role');
+  idem.create_scope('dropped'), idem.create_scope('of roles', tenant_from => 'role'),
+  idem.create_scope('given up'), idem.once('given up', 'k');
+SELECT idem.alter_scope('given up', tenant_from => 'role', force => true);
 SELECT idem.drop_scope('dropped');
 SELECT idem.rotate_secret();
 CREATE TABLE payment (id bigserial PRIMARY KEY, key text DEFAULT idem.current_key(), amount numeric);

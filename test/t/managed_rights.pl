@@ -158,6 +158,9 @@ like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'z') \\gset\n
 	SELECT idem_internal.finish_slowly(c.role, c.proof, 'x', :'t', 'z', '1', NULL, NULL, NULL, NULL) IS NULL
 	FROM idem_internal.caller c; COMMIT;
 	SELECT state FROM idem.lookup('bob_scope', 'z')"), qr/completed$/, 'no state but those of the contract is stored');
+like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'y') \\gset\n
+	SELECT idem_internal.finish_slowly(c.role, c.proof, NULL, :'t', 'f', NULL, NULL, NULL, NULL,
+		'{\"sqlstate\": \"40001\"}') FROM idem_internal.caller c"), qr/every retry would receive/, 'nor a failure that would be retried');
 
 # The views of the short ways, read and written by a role that sets the settings by itself: they show what
 # idem.lookup() shows to this role, and EXPLAIN ANALYZE tells no record of another scope from none.
@@ -277,6 +280,9 @@ is($node->safe_psql('postgres', "BEGIN; SELECT idem.once_each('alice_scope', '{l
 	SELECT open, leased, ttl FROM idem.record WHERE key = 'left open'; ROLLBACK"),
 	"left open\nnext\ncompleted|2\n||", 'once_each() takes it over, and leaves nothing open');
 is($node->safe_psql('postgres', "BEGIN; $open\nROLLBACK"), '2', 'the next claim takes it over');
+is($node->safe_psql('postgres', "BEGIN;\n" . $open =~ s/'t''t'\)/'t''t', lease => '1 hour')/r . "\n"
+	. "SELECT idem.release(:'t'); SELECT attempt FROM idem.take('alice_scope'); ROLLBACK"), "2\n\n3",
+	'or one with a lease');
 is($node->safe_psql('postgres', "BEGIN; $open\n"
 	. "SELECT idem.complete(:'t', '1'); COMMIT; SELECT response FROM idem.lookup('alice_scope', 'left open', 't''t')"),
 	"2\n1\n1", 'and completes it');
@@ -549,5 +555,24 @@ for my $view (split ' ', $node->safe_psql('evil', q{SELECT string_agg('idem.' ||
 		on_error_stop => 0);
 	unlike($err, qr/trap/, "no trap is sprung when a stranger reads $view");
 }
+
+# What cancel() has not seen is not replaced: here, a message that is stored after it has looked.
+my ($canceller, $consumer) = map { $node->background_psql('postgres') } 1 .. 2;
+$canceller->query_safe(q{SELECT idem.create_scope('raced');
+	ALTER FUNCTION idem_internal.check_new_key RENAME TO check_key_at_last;
+	CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text, ttl interval) RETURNS void
+	LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+	BEGIN
+	  IF current_query() LIKE '%cancel%' THEN
+	    PERFORM pg_advisory_xact_lock(4711);
+	  END IF;
+	  PERFORM idem_internal.check_key_at_last($1, $2, $3, $4);
+	END $$});
+$consumer->query_safe('SELECT pg_advisory_lock(4711)');
+$canceller->query_until(qr/asked/, "\\echo asked\nSELECT state FROM idem.cancel('raced', 'k');\n");
+$node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE objid = 4711 AND NOT granted}) or die;
+$consumer->query_safe(q{SELECT idem.once_each('raced', '{k}'::text[]); SELECT pg_advisory_unlock(4711)});
+is($canceller->query(''), 'completed', 'cancel() leaves a record that it has not seen');
+$_->quit for $canceller, $consumer;
 
 done_testing();
