@@ -77,7 +77,9 @@ horizon AS MATERIALIZED (
                             date_trunc('second', a.xact_start))
             END AS keeper,
             CASE a.backend_type
-                WHEN 'walsender' THEN 'End the oldest query on that standby, or wait for its end.'
+                WHEN 'walsender'
+                    THEN 'If a query on that standby has run for long, end it, or wait for its '
+                         'end; if none has, autovacuum does not keep up.'
                 ELSE format('End this transaction, or wait for its end. To see what it does: '
                             'SELECT * FROM pg_stat_activity WHERE pid = %s.', a.pid)
             END AS remedy
@@ -99,8 +101,8 @@ horizon AS MATERIALIZED (
         SELECT
             age(s.xmin),
             format('replication slot "%s"', s.slot_name),
-            'If a standby uses the slot, end the oldest query there, or wait for its end; if no '
-            'server uses it any more, drop it.'
+            'If no server uses the slot any more, drop it. If a standby does, and a query there has '
+            'run for long, end it, or wait for its end; if none has, autovacuum does not keep up.'
         FROM pg_replication_slots s
     ) AS h
     WHERE h.age > 0
@@ -131,11 +133,16 @@ test (found, check_name, status, scope, detail, hint) AS (
         (k.expired_reused + k.stale >= greatest(10, k.claims / 1000), 'retention', 'warn',
          format('Since %s, callers of scope "%s" have come too late %s times: %s claims had a key '
                 'whose record had expired, so that the operation ran again, and %s were refused '
-                'with a stale key.', date_trunc('second', k.stats_reset), k.scope,
+                'with a stale key, or one from the future.', date_trunc('second', k.stats_reset), k.scope,
                 k.expired_reused + k.stale, k.expired_reused, k.stale),
-         format('Remember keys for longer than the callers retry, and reset the counters: '
-                'SELECT idem.alter_scope(%L, ttl => %L); SELECT idem.stats_reset(%L)', k.scope,
-                least(2 * k.ttl, '365000 days'), k.scope)),
+         format(concat(
+                    CASE WHEN k.stale > 0
+                         THEN 'If the refusals (ID010) name timestamps in the future, correct the '
+                              'clients'' clocks, and only reset the counters: '
+                              'SELECT idem.stats_reset(%1$L). If not: ' END,
+                    'Remember keys for longer than the callers retry, and reset the counters: '
+                    'SELECT idem.alter_scope(%1$L, ttl => %2$L); SELECT idem.stats_reset(%1$L)'),
+                k.scope, least(2 * k.ttl, '365000 days'))),
         (k.short_lived >= 10 AND k.min_ttl IS NULL, 'lifetimes', 'warn',
          format('Scope "%s" has %s%s records that live for less than a tenth of its TTL of %s: '
                 'callers pass a far shorter ttl.', k.scope, k.about, k.short_lived, k.ttl),
@@ -217,7 +224,9 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'SELECT tenant, key, weakness, completed_at FROM idem.records WHERE scope = %L '
                 'ORDER BY weakness IS NULL, completed_at LIMIT 10. When the clients are correct, '
                 'reset the counters: SELECT idem.stats_reset(%L)', k.scope, k.scope)),
-        (k.newest > k.stats_reset AND k.made = 0 AND v.naptime > '0' AND NOT v.standby
+        -- What was replayed here until this server was promoted is no tool's.
+        (k.newest > greatest(k.stats_reset, pg_last_xact_replay_timestamp()) AND k.made = 0
+             AND v.naptime > '0' AND NOT v.standby
              AND NOT EXISTS (SELECT FROM pg_subscription_rel
                              WHERE srrelid = 'idem.record'::regclass),
          'worker', 'warn',
@@ -225,8 +234,10 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'has made one: if a tool copies records from another server, the worker may delete '
                 'what can still change there.', k.scope, date_trunc('second', k.newest),
                 date_trunc('second', k.stats_reset)),
-         'Until the clients use this server, stop the worker: '
-         'ALTER SYSTEM SET idem.purge_naptime = 0; SELECT pg_reload_conf()'),
+         format('Until the clients use this server, stop the worker: '
+                'ALTER SYSTEM SET idem.purge_naptime = 0; SELECT pg_reload_conf(). '
+                'If they use it already, reset the counters: SELECT idem.stats_reset(%L)',
+                k.scope)),
         (k.weak > 0 AND k.weak_keys <> 'reject', 'weak keys', 'warn',
          format('Scope "%s" has %s%s weak key%s: such keys are likely to be used for two '
                 'different operations.', k.scope, k.about, k.weak,
@@ -248,7 +259,8 @@ test (found, check_name, status, scope, detail, hint) AS (
                 k.limited_tenants_room),
          format('If clients invent tenants, authenticate them before the claim. Else raise the '
                 'setting, and restart the server: ALTER SYSTEM SET idem.limited_tenants = %s',
-                3 * nullif(current_setting('idem.limited_tenants', true), '')::bigint)),
+                least(10000000, 3 * nullif(current_setting('idem.limited_tenants', true),
+                                           '')::bigint))),
         (k.claims IS NULL AND v.preloaded, 'statistics', 'warn',
          format('Scope "%s" has no statistics: other scopes take all %s places of '
                 'idem.counted_scopes.', k.scope, current_setting('idem.counted_scopes', true)),
@@ -282,7 +294,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                      ELSE 'If the purge worker runs but does not keep up, raise idem.purge_rate.'
                  END
                  || ' To purge them now, in short transactions: '
-                    'DO ''BEGIN WHILE idem.purge() > 0 LOOP COMMIT; END LOOP; END'''
+                    'DO ''BEGIN WHILE idem.purge(10000) = 10000 LOOP COMMIT; END LOOP; END'''
         END
     FROM (SELECT sum(expired) AS expired, min(expired_since) AS since, max(about) AS about
           FROM overview) AS w, server v
@@ -302,15 +314,17 @@ test (found, check_name, status, scope, detail, hint) AS (
         END,
         CASE
             WHEN h.gid IS NULL
-                THEN format('To see what it does: SELECT * FROM pg_stat_activity WHERE pid = %1$s. '
-                            'To see its newest key: SELECT * FROM idem.in_flight WHERE pid = %1$s. '
-                            'To end the session, which rolls the transaction back: '
-                            'SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
-                            'WHERE pid = %1$s AND xact_start = %2$L', h.pid, h.since)
+                THEN format(concat(
+                    'To see what it does: SELECT * FROM pg_stat_activity WHERE pid = %1$s. ',
+                    CASE WHEN v.preloaded THEN 'To see its newest key: SELECT * '
+                                               'FROM idem.in_flight WHERE pid = %1$s. ' END,
+                    'To end the session, which rolls the transaction back: '
+                    'SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
+                    'WHERE pid = %1$s AND xact_start = %2$L'), h.pid, h.since)
             ELSE format('Finish it as its transaction manager decides: COMMIT PREPARED %1$L or '
                         'ROLLBACK PREPARED %1$L', h.gid)
         END
-    FROM holder h
+    FROM holder h, server v
 
     UNION ALL
     SELECT

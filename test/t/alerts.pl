@@ -154,9 +154,9 @@ check('IdemPurgeLag', 'fires for each server and database', [
 # A server that is new, or of which Prometheus has forgotten that it was there, is not missed.
 sub health
 {
-	my ($instance, $datname, $check, $values) = @_;
-	return [ 'idem_health_status', { instance => $instance, datname => $datname, scope => '', check_name => $check },
-		$values ];
+	my ($instance, $datname, $check, $values, $scope) = @_;
+	return [ 'idem_health_status',
+		{ instance => $instance, datname => $datname, scope => $scope // '', check_name => $check }, $values ];
 }
 sub missing
 {
@@ -182,6 +182,10 @@ check('IdemNotMonitored', 'is silent for a server that is new, and that comes ba
 check('IdemNotMonitored', 'is silent if another check comes and goes',
 	[ health('a:9187', 'shop', 'worker', '0x100'), health('a:9187', 'shop', 'purge', '0x10 _x100') ],
 	map { $_ => [] } 10, 30, 100);
+check('IdemNotMonitored', 'is silent while the check is about a scope, and afterwards',
+	[ health('a:9187', 'shop', 'worker', '0x10 _x50 0x60'),
+		health('a:9187', 'shop', 'worker', '_x11 1x49 _x60', 'orders') ],
+	map { $_ => [] } 10, 30, 60, 80, 119);
 $interval = '4m';
 my $days = 24 * 15;
 check('IdemNotMonitored', 'fires over a weekend, and not for good',

@@ -597,14 +597,18 @@ follow_hint('worker');
 health_becomes('worker', 'ok', 'worker: cured');
 
 # As a tool for replication that is no subscription writes it.
-sql(<<'SQL');
-SELECT idem.create_scope('copied'), idem.once('payments', 'payment-4711');
-SELECT count(*) FROM idem.stats;
+sql(q{SELECT idem.create_scope('copied'), idem.once('payments', 'payment-4711'); SELECT count(*) FROM idem.stats});
+my $copy = <<'SQL';
 INSERT INTO idem.record
 SELECT (jsonb_populate_record(r, jsonb_build_object('scope', s.id, 'digest', gen_random_uuid(), 'created', now()))).*
   FROM idem.record r, idem.scope s WHERE r.key = 'payment-4711' AND s.name = 'copied'
 SQL
+sql($copy);
 is(health('worker', column => 'scope, status'), 'copied|warn', 'worker: a record that no call on this server has made');
+sql(hint('worker') =~ /(SELECT idem\.stats_reset\('copied'\))/);
+is(health('worker'), 'ok', 'worker: it came before the reset');
+sql($copy);
+is(health('worker'), 'warn', 'worker: a later one');
 is(sql("SELECT idem.once('copied', 'payment-4712')"), 't', 'a switch-over');
 is(health('worker'), 'ok', 'worker: the clients use this server');
 sql(q{SELECT idem.drop_scope('copied', force => true)});

@@ -13,6 +13,7 @@ $primary->safe_psql('postgres', q{SELECT pay('before', '{"amount": 1}')});
 $primary->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($primary, 'base', has_streaming => 1);
+$standby->append_conf('postgresql.conf', "shared_preload_libraries = 'idem'") unless managed_edition();
 $standby->start;
 
 # A leased record that is being replaced by a new version in front of it: the index moves the row.
@@ -59,8 +60,12 @@ SKIP:
 		"elsewhere\nidem.record", 'so can that of other record tables');
 	$primary->safe_psql('postgres', 'DROP TABLE elsewhere');
 }
+# What comes after this looks as if a tool had copied it.
+$primary->safe_psql('postgres', q{SELECT idem.create_scope('quiet')});
+$primary->wait_for_catchup($standby);
 is($standby->safe_psql('postgres', q{SELECT status FROM idem.health() WHERE check_name = 'purge'}), 'ok',
 	'health can be read');
+$primary->safe_psql('postgres', q{SELECT idem.once('quiet', 'payment-4711')});
 is($standby->safe_psql('postgres', q{SELECT state, response FROM idem.lookup('payments', 'streamed')}),
 	'completed|{"payment": 2}', 'lookup answers on a standby');
 my (undef, $stdout, $stderr) = $standby->psql('postgres', q{SELECT state FROM idem.lookup('payments', 'unknown')});
@@ -99,6 +104,8 @@ $standby->promote;
 is($standby->safe_psql('postgres', q{SELECT pay('streamed', '{"amount": 2}')}),
 	'{"payment": 2}', 'promoted: the answer is replayed');
 is(effects($standby, 'streamed'), 1, 'promoted: one effect');
+is( $standby->safe_psql('postgres', q{SELECT status, scope, detail FROM idem.health() WHERE check_name = 'worker'
+	AND scope IS NOT NULL}), '', 'promoted: no scope looks as if a tool copied its records');
 is($standby->safe_psql('postgres', q{SELECT outcome FROM idem.try_claim('payments', 'prepared', '{"amount": 3}')}),
 	'in_progress', 'promoted: a prepared claim is in flight');
 $standby->safe_psql('postgres', q{COMMIT PREPARED 'p'});
