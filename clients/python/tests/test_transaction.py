@@ -2,7 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
+import gc
+import io
+import threading
 import unittest
+import warnings
 
 import psycopg
 from psycopg import Error
@@ -32,6 +37,7 @@ except ImportError:
 # "?" it swallows the error. PAY is an INSERT with the key of the test.
 PAY = "INSERT INTO payment (key, amount) VALUES ('KEY', 1)"
 NOT_YOURS = "must not end, begin or prepare"
+OVER = "the operation has ended"
 MISDEEDS = {
     "rolls back and goes on": (["PAY", ".rollback", "PAY"], NOT_YOURS),
     "rolls back after an error": (["?SELECT 1/0", ".rollback", "PAY"], NOT_YOURS),
@@ -122,7 +128,115 @@ class Misdeeds:
                 self.assertEqual(effects(key), 1)
 
 
-class Psycopg(Misdeeds, PaymentTest):
+class Leftovers:
+    """Tests of what a function has left behind. A subclass has uses(), open() and on()."""
+
+    def test_nothing_works_after_the_end(self):
+        key, found = new_key(), []
+
+        def fails(given):
+            found.extend(self.uses(given))
+            raise ZeroDivisionError
+
+        def another(given):
+            self.assert_over(found)
+            self.do(given, "PAY", key)
+        with self.open() as connection:
+            payments = self.on(connection)
+            with self.assertRaises(ZeroDivisionError):
+                payments.run("payments", new_key(), {}, fails)
+            payments.run("payments", key, {}, another)
+            found.clear()
+            payments.run("payments", new_key(), {}, lambda given: found.extend(self.uses(given)))
+            self.assert_over(found)
+        self.assertEqual(effects(key), 1)
+        self.assertEqual(effects("late"), 0)
+
+    def assert_over(self, uses):
+        for name, use in uses:
+            with self.subTest(name), self.assertRaisesRegex(RuntimeError, OVER):
+                use()
+
+    def test_threads_that_are_left_work_in_no_other_transaction(self):
+        key, errors, started = new_key(), [], threading.Event()
+
+        def works(given, statement):
+            started.set()
+            try:
+                self.statement(given, statement)
+            except Exception as error:
+                errors.append(error)
+
+        def function(given):
+            for statement in ("SELECT pg_sleep(0.3)", *[PAY.replace("KEY", key)] * 4):
+                started.clear()
+                threads.append(threading.Thread(target=works, args=(given, statement)))
+                threads[-1].start()
+                started.wait()
+            raise ZeroDivisionError
+        threads = []
+        with self.open() as connection:
+            with self.assertRaises(ZeroDivisionError):
+                self.on(connection).run("payments", new_key(), {}, function)
+            for thread in threads:
+                thread.join()
+        self.assertEqual(effects(key), 0)
+        self.assertEqual([str(error) for error in errors if OVER not in str(error)], [])
+
+
+class Psycopg(Leftovers, Misdeeds, PaymentTest):
+    def open(self):
+        return connect()
+
+    def on(self, connection):
+        return Idempotency(lambda: contextlib.nullcontext(connection))
+
+    def test_a_statement_that_is_still_running(self):
+        key = new_key()
+
+        def function(connection):
+            self.do(connection, "PAY", key)
+            thread = threading.Thread(target=connection.execute, args=("SELECT pg_sleep(0.5)",))
+            thread.start()
+            while connection.info.transaction_status != 1:
+                pass
+            threads.append(thread)
+        threads = []
+        for way, run in self.ways(key):
+            with self.subTest(way), self.assertRaisesRegex(RuntimeError, "still running"):
+                run(function)
+            threads.pop().join()
+            self.assertEqual(effects(key), 0)
+
+    def test_the_proxy_of_a_tracer(self):
+        class Proxy:
+            __slots__ = ("wrapped", "__weakref__")
+            __class__ = property(lambda self: type(self.wrapped))
+            __dict__ = property(lambda self: vars(self.wrapped))
+
+            def __init__(self, wrapped):
+                object.__setattr__(self, "wrapped", wrapped)
+
+            def __getattr__(self, name):
+                return getattr(self.wrapped, name)
+
+            def __setattr__(self, name, value):
+                setattr(self.wrapped, name, value)
+
+            def __reduce_ex__(self, protocol):
+                raise NotImplementedError
+        key = new_key()
+        with connect() as connection:
+            self.on(Proxy(connection)).run("payments", key, {}, self.function(["PAY"], key))
+        self.assertEqual(effects(key), 1)
+
+    def test_no_warning_of_the_copy(self):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.payments().run("payments", new_key(), {}, lambda connection: None)
+            gc.collect()
+        self.assertEqual([str(warning.message) for warning in caught], [])
+
     def payments(self):
         return Idempotency(psycopg.connect)
 
@@ -182,6 +296,37 @@ class Psycopg(Misdeeds, PaymentTest):
         with self.assertRaisesRegex(psycopg.ProgrammingError, "autocommit"):
             self.payments().run("payments", key, {}, function)
 
+    def uses(self, given):
+        """What a function may keep, as functions that use it later."""
+        pay = PAY.replace("KEY", "late")
+        for cursor in (given.cursor(), psycopg.ClientCursor(given)):
+            yield f"execute of {cursor}", functools.partial(cursor.execute, pay)
+        copy = "COPY payment (key, amount) FROM STDIN"
+        yield "copy", given.cursor().copy(copy).__enter__
+        yield "executemany", functools.partial(given.cursor().executemany, pay, [()])
+        yield "stream", functools.partial(next, given.cursor().stream(f"{pay} RETURNING id"))
+        yield "execute", functools.partial(given.execute, pay)
+        yield "a savepoint", given.transaction().__enter__
+        yield "a pipeline", given.pipeline().__enter__
+        block = given.transaction()
+        block.__enter__()
+        yield "the end of a block", functools.partial(block.__exit__, None, None, None)
+        for name in ("commit", "rollback", "close", "cancel"):
+            yield name, functools.partial(lambda name: getattr(given, name)(), name)
+        yield "autocommit", functools.partial(setattr, given, "autocommit", False)
+
+    def test_what_is_set_stays_with_the_operation(self):
+        with connect() as connection:
+            payments = Idempotency(lambda: contextlib.nullcontext(connection))
+
+            def function(given):
+                given.row_factory = psycopg.rows.dict_row
+                with given.transaction(), given.pipeline():
+                    return given.execute("SELECT 1 AS one").fetchone()
+            answer = payments.run("payments", new_key(), {}, function)
+            self.assertEqual(answer.response, {"one": 1})
+            self.assertEqual(connection.execute("SELECT 1").fetchone(), (1,))
+
     def test_the_connection_is_as_before(self):
         class Cursor(psycopg.Cursor):
             pass
@@ -189,8 +334,9 @@ class Psycopg(Misdeeds, PaymentTest):
             before = dict(vars(connection))
             payments = Idempotency(lambda: contextlib.nullcontext(connection))
             seen = payments.run("payments", new_key(), {}, lambda given: [
-                given is connection, isinstance(given.cursor(), Cursor)])
-            self.assertEqual(seen.response, [True, True])
+                isinstance(given, psycopg.Connection), isinstance(given.cursor(), Cursor),
+                given.info.backend_pid == connection.info.backend_pid])
+            self.assertEqual(seen.response, [True, True, True])
             self.assertEqual(vars(connection).keys(), before.keys())
             self.assertIs(connection.cursor_factory, Cursor)
             connection.commit()
@@ -227,9 +373,85 @@ class PsycopgAsync(Misdeeds, PaymentTest):
                 lambda lease: lease.complete(effect=function)))
         yield "transaction", run(lambda payments, function: payments.transaction(function))
 
+    def test_tasks_that_are_left_work_in_no_other_transaction(self):
+        asyncio.run(self.leave_tasks())
+
+    async def leave_tasks(self):
+        key, left = new_key(), []
+
+        async def works(given, cursor):
+            await given.execute("SELECT pg_sleep(0.1)")
+            await begun.wait()
+            for late in (cursor.execute, given.execute):
+                with self.assertRaisesRegex(RuntimeError, OVER):
+                    await late(PAY.replace("KEY", key))
+            with self.assertRaisesRegex(RuntimeError, OVER):
+                async with given.transaction():
+                    pass
+
+        async def fails():
+            raise ZeroDivisionError
+
+        async def first(given):
+            left.append(asyncio.create_task(works(given, given.cursor())))
+            await asyncio.sleep(0.05)
+            await asyncio.gather(fails(), left[0])
+
+        async def second(given):
+            begun.set()
+            await given.execute("SELECT 1")
+            await left[0]
+        begun = asyncio.Event()
+        async with aconnect() as connection:
+            payments = AsyncIdempotency(lambda: contextlib.nullcontext(connection))
+            with self.assertRaises(ZeroDivisionError):
+                await payments.run("payments", new_key(), {}, first)
+            await payments.run("payments", new_key(), {}, second)
+        self.assertEqual(effects(key), 0)
+
+    def test_a_task_that_is_still_running(self):
+        key = new_key()
+
+        async def function(connection):
+            await self.do(connection, "PAY", key)
+            tasks.append(asyncio.create_task(connection.execute("SELECT pg_sleep(0.5)")))
+            await asyncio.sleep(0.1)
+        tasks = []
+        for way, run in self.ways(key):
+            with self.subTest(way), self.assertRaisesRegex(RuntimeError, "still running"):
+                run(function)
+            self.assertEqual(effects(key), 0)
+
 
 @unittest.skipUnless(psycopg2, "psycopg2 is not installed")
-class Psycopg2(Misdeeds, PaymentTest):
+class Psycopg2(Leftovers, Misdeeds, PaymentTest):
+    def open(self):
+        return contextlib.closing(psycopg2.connect(""))
+
+    def on(self, connection):
+        return pg_idem.psycopg2.Idempotency(lambda: contextlib.nullcontext(connection))
+
+    def uses(self, given):
+        pay = PAY.replace("KEY", "late")
+        cursor, named = given.cursor(), given.cursor(new_key(), withhold=True)
+        named.execute("SELECT generate_series(1, 9)")
+        data = io.StringIO("late\t1\n")
+        yield "execute", functools.partial(cursor.execute, pay)
+        yield "executemany", functools.partial(cursor.executemany, pay, [()])
+        yield "a procedure", functools.partial(cursor.callproc, "now")
+        yield "COPY", functools.partial(
+            cursor.copy_expert, "COPY payment (key, amount) FROM STDIN", data)
+        yield "copy_from", functools.partial(
+            cursor.copy_from, data, "payment", columns=("key", "amount"))
+        yield "many rows", functools.partial(
+            psycopg2.extras.execute_batch, cursor, pay, [()])
+        for fetch in (named.fetchone, named.fetchall, named.close, functools.partial(next, named)):
+            yield f"{fetch} of the server's cursor", fetch
+        yield "cursor", given.cursor
+        for name in ("commit", "rollback", "close", "cancel"):
+            yield name, functools.partial(lambda name: getattr(given, name)(), name)
+        yield "autocommit", functools.partial(setattr, given, "autocommit", False)
+
     def statement(self, connection, statement):
         with connection.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor:
             cursor.execute(statement)

@@ -7,6 +7,7 @@ import math
 import pkgutil
 import random
 import re
+import threading
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ COMMIT = "COMMIT"
 IGNORED = "the transaction has ignored an error, and is rolled back"
 NOT_YOURS = ("the operation and its answer are committed together: its function must not end, begin"
              " or prepare a transaction")
+OVER = "the operation has ended, and its connection with it"
+RUNNING = "a statement of the operation is still running"
 # Statements that would, outside of literals, quoted names and comments.
 _LITERAL = re.compile(r"""\b[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"[^"]*"|--[^\n]*|/\*.*?\*/|
                       \$(\w*)\$.*?\$\1\$""", re.S | re.X)
@@ -86,15 +89,25 @@ _ENDS = re.compile(r"""(?:^|;)\s*(?:begin|start\s+transaction|commit|end|abort|
 
 
 class Guard:
-    """Keeps a function from ending the transaction that it works in."""
+    """Keeps a function from ending the transaction that it works in, and what it has left running
+    from working in a later one."""
 
-    broken = False
+    broken = over = False
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # for drivers that have none of their own to hold
+
+    def require_running(self) -> None:
+        if self.over:
+            raise RuntimeError(OVER)
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
+        self.require_running()
         self.broken = True
         raise RuntimeError(NOT_YOURS)
 
     def statement(self, statement: str) -> None:
+        self.require_running()
         if _ENDS.search(_LITERAL.sub(" ", statement)):
             self.refuse()
 
@@ -102,14 +115,23 @@ class Guard:
     def kept(self, require_whole: Callable[[], None]) -> Iterator[None]:
         """What the function does: it may also have swallowed the refusal."""
         try:
-            yield
+            with self._ending():
+                yield
         except Exception as error:
             if self.broken and str(error) != NOT_YOURS:
                 raise RuntimeError(NOT_YOURS) from error
             raise
         if self.broken:
-            self.refuse()
+            raise RuntimeError(NOT_YOURS)
         require_whole()
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.over = True
 
 
 class JsonText(str):

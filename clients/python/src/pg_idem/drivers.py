@@ -19,6 +19,8 @@ def require_idle(connection: Any) -> None:
 
 def require_whole(connection: Any) -> None:
     status = connection.info.transaction_status
+    if status == 1:
+        raise RuntimeError(core.RUNNING)
     if status == 3:  # in error: COMMIT would roll it back, and succeed
         raise RuntimeError(core.IGNORED)
     if status == 0 and not connection.closed:
@@ -27,24 +29,25 @@ def require_whole(connection: Any) -> None:
 
 @contextmanager
 def guarded(connection: Any) -> Iterator[Any]:
-    """The connection of psycopg 3, which refuses to end its transaction."""
-    guard, wait = core.Guard(), connection.wait
+    """A copy of the connection of psycopg 3 that refuses to end its transaction, and all that comes
+    after the function. Both have one lock, so a statement in flight ends before the transaction."""
+    guard = core.Guard()
+    lent = object.__new__(connection.__class__)  # copy.copy() does not take the proxy of a tracer
 
-    def waiting(*args: Any, **kwargs: Any) -> Any:  # for cursors that are none of these
+    def waiting(*args: Any, **kwargs: Any) -> Any:  # all that is sent, also by other cursors
+        guard.require_running()
         if connection.info.transaction_status == 0:
             guard.refuse()
-        return wait(*args, **kwargs)
-    own = {"cursor_factory": guarded_cursor(connection.cursor_factory, guard), "wait": waiting,
-           "commit": guard.refuse, "rollback": guard.refuse}
-    before = {name: vars(connection)[name] for name in own if name in vars(connection)}
+        return connection.wait(*args, **kwargs)
+    vars(lent).update(vars(connection), wait=waiting,
+                      cursor_factory=guarded_cursor(connection.cursor_factory, guard),
+                      **dict.fromkeys(("commit", "rollback", "close"), guard.refuse))
+    vars(lent).setdefault("_pool", None)  # else psycopg warns that it was not closed
     try:
         with guard.kept(lambda: require_whole(connection)):
-            vars(connection).update(own)
-            yield connection
-    finally:
-        for name in own:
-            del vars(connection)[name]
-        vars(connection).update(before)
+            yield lent
+    finally:  # they would meet the statement of another
+        vars(lent).update(dict.fromkeys(("cancel", "cancel_safe"), guard.refuse))
 
 
 def guarded_cursor(base: Any, guard: core.Guard) -> Any:

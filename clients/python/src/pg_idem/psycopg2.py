@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from . import core, drivers, sync
 
@@ -76,19 +77,26 @@ def _extensions() -> Any:
     return importlib.import_module("psycopg2.extensions")  # not before it is needed
 
 
+# The methods of a cursor that send something, and those of one that the server has.
+_SENDING = ("execute", "executemany", "callproc", "copy_expert", "copy_from", "copy_to")
+_FETCHING = ("fetchone", "fetchmany", "fetchall", "scroll", "__next__", "close")
+
+
 class _Guarded:
-    """A connection whose transaction cannot be ended."""
+    """A connection whose transaction cannot be ended, and which cannot be used after it."""
 
     def __init__(self, connection: Any, guard: core.Guard) -> None:
         vars(self).update(_connection=connection, _guard=guard)
-        for name in ("commit", "rollback", "set_session", "set_isolation_level", "reset",
+        for name in ("commit", "rollback", "close", "set_session", "set_isolation_level", "reset",
                      "tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback"):
             vars(self)[name] = guard.refuse
 
     def __getattr__(self, name: str) -> Any:
+        self._guard.require_running()
         return getattr(self._connection, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        self._guard.require_running()
         if name == "autocommit" or name in ("isolation_level", "readonly", "deferrable"):
             self._guard.refuse()
         setattr(self._connection, name, value)
@@ -100,9 +108,22 @@ class _Guarded:
         pass
 
     def cursor(self, *args: Any, cursor_factory: Any = None, **kwargs: Any) -> Any:
+        self._guard.require_running()
         base = cursor_factory or self._connection.cursor_factory or _extensions().cursor
-        return self._connection.cursor(
-            *args, cursor_factory=drivers.guarded_cursor(base, self._guard), **kwargs)
+        factory = drivers.guarded_cursor(base, self._guard)
+        for name in _SENDING + (_FETCHING if args or kwargs.get("name") else ()):
+            setattr(factory, name, _guarded_method(getattr(factory, name), self._guard))
+        return self._connection.cursor(*args, cursor_factory=factory, **kwargs)
+
+
+def _guarded_method(method: Callable[..., Any], guard: core.Guard) -> Callable[..., Any]:
+    """The operation does not end while it runs, nor before a call that waits for its turn."""
+    @functools.wraps(method)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with guard.lock:
+            guard.require_running()
+            return method(*args, **kwargs)
+    return guarded
 
 
 def _claim(row: dict[str, Any]) -> core.Claim:
