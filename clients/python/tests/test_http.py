@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import email.utils
 import functools
+import gc
 import gzip
 import io
 import json
@@ -1067,6 +1068,33 @@ class Asgi(Contract, Routes):
         asyncio.run(cancelled())
         self.assertEqual((query("SELECT state FROM idem.lookup('payments', %s::text)", key),
                           effects(key)), ("absent", 0))
+
+
+    def test_a_handler_of_errors_that_fails_is_rolled_back_at_once(self):
+        async def fails(request, error):
+            raise LookupError("of the handler")
+
+        async def sleeps(request, error):
+            await asyncio.sleep(30)
+
+        async def open_transactions(app):
+            transport = httpx.ASGITransport(app.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                task = asyncio.create_task(client.post(
+                    "/payments", content=b"", headers={"Idempotency-Key": new_key()}))
+                await asyncio.wait([task], timeout=0.5)
+                task.cancel()
+                raised, = await asyncio.gather(task, return_exceptions=True)
+                self.assertIsInstance(raised, (LookupError, asyncio.CancelledError))
+                return query("SELECT count(*) FROM pg_stat_activity WHERE state ="
+                             " 'idle in transaction' AND datname = current_database()")
+        gc.disable()
+        self.addCleanup(gc.enable)
+        for handler in (fails, sleeps):
+            app = self.once(lambda: 1 / 0)
+            app.app.add_exception_handler(ZeroDivisionError, handler)
+            with self.subTest(handler.__name__):
+                self.assertEqual(asyncio.run(open_transactions(app)), 0)
 
 
 async def handle_async(connection, request):

@@ -77,7 +77,10 @@ class Operation:
             except BaseException as error:
                 if not self.running:
                     raise
-                rendered = await self._rendered(attempt, error)
+                try:
+                    rendered = await self._rendered(attempt, error)
+                except BaseException as failed:  # of the application's handler
+                    error, rendered = failed, None
                 with anyio.CancelScope(shield=True):  # what is begun is rolled back
                     await (self._resume(error=error) if rendered is None
                            else self._resume(rendered))
