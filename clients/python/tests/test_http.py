@@ -575,7 +575,7 @@ def split(options):
     """Options of Idempotency, of the test's endpoint, and of the route."""
     options = dict(options)
     own = {name: options.pop(name) for name in ("connect", "on_event", "ttl") if name in options}
-    test = {name: options.pop(name) for name in ("later", "amount") if name in options}
+    test = {name: options.pop(name) for name in ("later", "amount", "outer") if name in options}
     return own, test, options
 
 
@@ -623,6 +623,7 @@ class Flask(Wsgi, PaymentTest):
 
         @app.post("/payments")
         @authenticated
+        @test.get("outer", lambda view: view)
         @pg_idem.flask.idempotent(Idempotency(own.pop("connect", connect), wait=0, **own), scope,
                                   tenant=tenant, **options)
         def pay():
@@ -668,6 +669,21 @@ class Flask(Wsgi, PaymentTest):
         body, content_type = self.upload("one", "n", "x")
         response = self.sent(self.once(lambda *form: upload()), new_key(), body, content_type)
         self.assertEqual(int(response[2]), len(body))
+
+    def test_an_upload_that_was_read_before_is_bound(self):
+        def reader(view):
+            @functools.wraps(view)
+            def once():
+                for upload in flask.request.files.values():
+                    upload.read()
+                return view()
+            return once
+        app, key = self.once(lambda note, size: (201, {}, str(size).encode()),
+                             options={"outer": reader}), new_key()
+        for content, status in (("x", 201), ("x", 201), ("y", 422)):
+            response = self.sent(app, key, *self.upload("one", "n", content))
+            self.assertEqual(response[0], status)
+        self.assertEqual(effects(key), 1)
 
     test_what_runs_afterwards_runs_once_after_commit = None  # a hook of the first answer
 

@@ -65,10 +65,9 @@ def _exchange(route: Route) -> Exchange:
     body = request.get_data()
     if request.mimetype == http.MULTIPART or (request.mimetype == http.URLENCODED and not body):
         form = list(request.form.items(multi=True))  # perhaps read before
-        for name, upload in request.files.items(multi=True):
-            form.append((name, http.file(upload.filename, upload.mimetype,
-                                         iter(lambda: upload.stream.read(1 << 20), b""))))
-            upload.stream.seek(0)
+        for name, upload in _uploads():
+            chunks = iter(functools.partial(upload.stream.read, 1 << 20), b"")
+            form.append((name, http.file(upload.filename, upload.mimetype, chunks)))
     return Exchange(route, request.method, request.root_path.rstrip("/") + request.path,
                     request.query_string.decode("latin-1"), body, request.content_type or "",
                     request.headers.get("Content-Encoding", ""), form, request.content_length or 0)
@@ -80,8 +79,15 @@ def _rewind(body: bytes) -> None:
     current: Any = request
     for name in ("stream", "_cached_json"):
         vars(current._get_current_object()).pop(name, None)
-    for upload in request.files.values() if request.mimetype == http.MULTIPART else ():
+    _uploads()
+
+
+def _uploads() -> list[tuple[str, Any]]:
+    """The files of a form, from their beginnings, whatever has read them before."""
+    uploads = list(request.files.items(multi=True)) if request.mimetype == http.MULTIPART else []
+    for _, upload in uploads:
         upload.stream.seek(0)
+    return uploads
 
 
 def _called(view: Callable[[], Any]) -> Response:
