@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -433,6 +434,16 @@ class Psycopg(Leases, LeaseTest):
         with self.assertRaises(LeaseLost), self.assertLogs("pg_idem"):
             with payments.lease("leased", key, {"amount": 1}, lease=0.3) as lease:
                 self.assertTrue(lease.lost.wait(60))
+                lease.check()
+
+    def test_work_is_told_at_the_end_of_the_lease_while_a_renewal_hangs(self):
+        silent = socket.create_server(("127.0.0.1", 0))  # takes connections, and says nothing
+        self.addCleanup(silent.close)
+        payments = Idempotency(connect)
+        with self.assertRaises(LeaseLost):
+            with payments.lease("leased", new_key(), {"amount": 1}, lease=0.6) as lease:
+                payments.like = {"host": "127.0.0.1", "port": silent.getsockname()[1]}
+                self.assertTrue(lease.lost.wait(10))
                 lease.check()
 
     def test_a_renewal_does_not_wait_for_the_work(self):

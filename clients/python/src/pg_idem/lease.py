@@ -283,6 +283,13 @@ class LeaseBase:
         left = max(0.0, self._ends - time.monotonic())
         return max(left / 3, min(left, 0.05))
 
+    def _patience(self, answered: bool) -> float:
+        """The seconds that a renewal may take: what is left of the lease."""
+        left = self._ends - time.monotonic()
+        if left <= 0 and answered:  # the process has slept: the server knows
+            return float(self._claim["lease"]) / 3
+        return max(0.0, left)
+
     # What differs with and without `await`.
 
     _lock: Any
@@ -315,18 +322,30 @@ class Lease(LeaseBase):
         self._stopped.set()
 
     def _beat(self, stopped: threading.Event) -> None:
+        answered = True
         while not stopped.wait(self._pause()):
+            # For a connection on which nothing comes back, not even an error.
+            timer = threading.Timer(self._patience(answered), self._lose, [stopped])
+            timer.daemon = True
+            timer.start()
             try:
                 self._operations.drive(self._renew())
+                answered = True
             except LeaseLost:
                 break
             except Exception as error:  # there is time for another attempt
+                answered = False
                 log.info("could not renew the lease of %s: %s", self.key, error)
-            if time.monotonic() >= self._ends:
+            finally:
+                timer.cancel()
+            if self.lost.is_set() or time.monotonic() >= self._ends:
                 break
+        self._lose(stopped)
+        self._operations.thread_ends()
+
+    def _lose(self, stopped: threading.Event) -> None:
         if not stopped.is_set():
             self.lost.set()
-        self._operations.thread_ends()
 
 
 class AsyncLease(LeaseBase):
@@ -372,11 +391,9 @@ class AsyncLease(LeaseBase):
         answered = True
         while self._heart is this:
             await asyncio.sleep(self._pause())
-            left = self._ends - time.monotonic()
-            if left <= 0 and answered:  # the process has slept: the server knows
-                left = self._claim["lease"] / 3
             try:
-                await asyncio.wait_for(self._operations.drive(self._renew()), max(0.0, left))
+                await asyncio.wait_for(self._operations.drive(self._renew()),
+                                       self._patience(answered))
                 answered = True
             except LeaseLost:
                 break
