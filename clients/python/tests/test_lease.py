@@ -387,8 +387,53 @@ class Leases:
             self.assertEqual(answer.response, 2)
 
 
-class Psycopg(Leases, LeaseTest):
+class Logins:
+    """Tests of how renewals log in. A subclass has login(role) and operations(connect)."""
+
+    def roles(self, *names):
+        with connect() as connection:
+            for name in names:
+                connection.execute(f"DROP ROLE IF EXISTS {name}")
+                connection.execute(f"CREATE ROLE {name} SUPERUSER LOGIN")
+
+    def change(self, statement):
+        with connect() as connection:
+            connection.execute(statement)
+
+    def assert_renewed(self, payments):
+        key = new_key()
+        with payments.lease("leased", key, {}, lease=3.0) as lease:
+            first, until = lease_end(key), time.monotonic() + 10
+            while lease_end(key) == first and time.monotonic() < until:
+                time.sleep(0.1)
+            self.assertGreater(lease_end(key), first)
+            lease.complete()
+
+    def test_renewals_log_in_as_the_last_connection(self):
+        self.roles("login_one", "login_two")
+        payments = self.operations(lambda: contextlib.closing(self.login(role)))
+        role = "login_one"
+        payments.lease("leased", new_key(), {}).run(lambda lease: None)
+        role = "login_two"
+        self.change("DROP ROLE login_one")
+        self.addCleanup(self.change, "DROP ROLE login_two")
+        self.assert_renewed(payments)
+
+    def test_renewals_after_the_end_of_a_password(self):
+        self.roles("login_then")
+        with contextlib.closing(self.login("login_then")) as connection:
+            payments = self.operations(lambda: contextlib.nullcontext(connection))
+            self.change("ALTER ROLE login_then RENAME TO login_now")
+            self.addCleanup(self.change, "DROP ROLE login_now")
+            self.assert_renewed(payments)
+
+
+class Psycopg(Leases, Logins, LeaseTest):
     payments = Idempotency(connect, wait=0.0)
+    operations = Idempotency
+
+    def login(self, role):
+        return psycopg.connect(user=role)
 
     def test_the_lease_is_renewed_while_the_work_runs(self):
         key = new_key()
@@ -480,7 +525,13 @@ class Psycopg(Leases, LeaseTest):
 
 
 @unittest.skipUnless(psycopg2, "psycopg2 is not installed")
-class Psycopg2(Leases, LeaseTest):
+class Psycopg2(Leases, Logins, LeaseTest):
+    def operations(self, connect):
+        return pg_idem.psycopg2.Idempotency(connect)
+
+    def login(self, role):
+        return psycopg2.connect(user=role)
+
     def setUp(self):
         self.payments = pg_idem.psycopg2.Idempotency(
             lambda: contextlib.closing(psycopg2.connect("")), wait=0.0)
@@ -639,6 +690,17 @@ class PsycopgAsync(LeaseTest):
                 lease.check()
                 return await lease.complete("done")
         self.assertEqual(asyncio.run(main()).response, "done")
+
+    def test_renewals_log_in_as_the_last_connection(self):
+        async def main():
+            async with aconnect() as connection:
+                payments = AsyncIdempotency(lambda: contextlib.nullcontext(connection))
+                async with payments.lease("leased", new_key(), {}, lease=0.5) as lease:
+                    payments.like = {"user": "no such role"}
+                    await asyncio.sleep(1)
+                    await lease.complete()
+                    self.assertNotEqual(payments.like["user"], "no such role")
+        asyncio.run(main())
 
     def test_an_undecided_operation_is_completed_by_its_last_attempt(self):
         async def charge():

@@ -35,7 +35,7 @@ class AsyncIdempotency(flow.Operations[AsyncLease]):
     async def connected(self) -> AsyncIterator[Any]:
         async with self.connect() as connection:
             drivers.require_idle(connection)
-            self.like = self.like or drivers.parameters(connection)
+            self.like = drivers.parameters(connection)
             own = connection.autocommit
             await connection.set_autocommit(True)  # as in sync.py
             try:
@@ -50,9 +50,12 @@ class AsyncIdempotency(flow.Operations[AsyncLease]):
 
     @asynccontextmanager
     async def renewing(self) -> AsyncIterator[Any]:
-        from psycopg import AsyncConnection
-        async with (await AsyncConnection.connect(**self.like, autocommit=True) if self.like
-                    else self.connected()) as connection:
+        from psycopg import AsyncConnection, OperationalError
+        manager = self.connected()
+        if self.like:
+            with contextlib.suppress(OperationalError):  # as in sync.py
+                manager = await AsyncConnection.connect(**self.like, autocommit=True)
+        async with manager as connection:
             yield connection
 
     @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from typing import Any, Iterator, Optional, Sequence
 
@@ -99,8 +100,17 @@ def _isolation(level: Any) -> str:
             4: "READ UNCOMMITTED"}[level]
 
 
+_PARAMETERS = weakref.WeakKeyDictionary[Any, dict[str, Any]]()
+
+
 def parameters(connection: Any) -> dict[str, Any]:
-    """To connect once more."""
+    """To connect once more. Asked once per connection, because it takes longer than a statement."""
+    if connection not in _PARAMETERS:
+        _PARAMETERS[connection] = _parameters(connection)
+    return _PARAMETERS[connection]
+
+
+def _parameters(connection: Any) -> dict[str, Any]:
     info = connection.info
     found = info.get_parameters() if hasattr(info, "get_parameters") else info.dsn_parameters
     password = {"password": info.password} if info.password else {}

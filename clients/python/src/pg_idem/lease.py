@@ -335,7 +335,7 @@ class Lease(LeaseBase):
                 break
             except Exception as error:  # there is time for another attempt
                 answered = False
-                log.info("could not renew the lease of %s: %s", self.key, error)
+                log.warning("could not renew the lease of %s: %s", self.key, error)
             finally:
                 timer.cancel()
             if self.lost.is_set() or time.monotonic() >= self._ends:
@@ -399,7 +399,7 @@ class AsyncLease(LeaseBase):
                 break
             except Exception as error:
                 answered = False
-                log.info("could not renew the lease of %s: %s", self.key, error)
+                log.warning("could not renew the lease of %s: %s", self.key, error)
             if time.monotonic() >= self._ends:
                 break
         if self._heart is not this:  # the body has ended, or is completing the operation

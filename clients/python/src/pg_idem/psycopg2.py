@@ -34,11 +34,13 @@ class Idempotency(sync.Idempotency):
             self.send(connection, ["ROLLBACK"], {})
 
     def renewing(self) -> Any:
-        if self.like is None:
-            return self.connected()
-        connection = _extensions().connection(_extensions().make_dsn(**self.like))
-        connection.autocommit = True
-        return contextlib.closing(connection)
+        driver = importlib.import_module("psycopg2")
+        if self.like:
+            with contextlib.suppress(driver.OperationalError):  # as in sync.py
+                connection = _extensions().connection(_extensions().make_dsn(**self.like))
+                connection.autocommit = True
+                return contextlib.closing(connection)
+        return self.connected()
 
     @contextmanager
     def begun(self) -> Iterator[Any]:

@@ -32,13 +32,13 @@ class Blocking(flow.Operations[Lease]):
 
 class Idempotency(Blocking):
     __doc__ = flow.Operations.__doc__
-    like: Optional[dict[str, Any]] = None  # how to connect once more
+    like: Optional[dict[str, Any]] = None  # how to connect once more: as the last one
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
         with self.connect() as connection:
             drivers.require_idle(connection)
-            self.like = self.like or drivers.parameters(connection)
+            self.like = drivers.parameters(connection)
             own = connection.autocommit
             connection.autocommit = True  # else the driver sends a BEGIN of its own, and waits
             try:
@@ -55,8 +55,11 @@ class Idempotency(Blocking):
         connection.rollback()
 
     def renewing(self) -> Any:
-        from psycopg import connect
-        return connect(**self.like, autocommit=True) if self.like else self.connected()
+        from psycopg import OperationalError, connect
+        if self.like:
+            with contextlib.suppress(OperationalError):  # the password may have expired
+                return connect(**self.like, autocommit=True)
+        return self.connected()
 
     @contextmanager
     def begun(self) -> Iterator[Any]:
