@@ -58,6 +58,15 @@ class Errors(unittest.TestCase):
         self.assertFalse(is_transient(ValueError()))
         self.assertFalse(is_transient(sqlite3.OperationalError("no such table")))
 
+    def test_a_failure_is_final_whatever_its_code(self):
+        for code in ("40001", "08P01", "ID001", "ID004", "ID014"):
+            failure = Failure("declined", sqlstate=code, replayed=True)
+            with self.subTest(code):
+                self.assertEqual((is_transient(failure), retry_after(failure)), (False, None))
+                self.assertEqual(sqlstate(failure), code)
+                self.assertIs(core.as_lost(failure), failure)
+                self.assertEqual(problem_of(failure, 409).status, 409)
+
     def test_a_mistake_of_the_service_is_not_transient(self):
         for code in ("08P01", "22023", "28000", "28P01", "3D000", "54023"):
             self.assertFalse(is_transient(server_error(code)), code)

@@ -384,7 +384,7 @@ def retry_after(error: BaseException) -> Optional[float]:
     if isinstance(error, Refused):
         return error.retry_after
     error = unwrapped(error)
-    if sqlstate(error) not in NOT_NOW:
+    if isinstance(error, Failure) or sqlstate(error) not in NOT_NOW:
         return None
     fields = getattr(error, "diag")
     if re.fullmatch("[0-9]+", getattr(fields, "datatype_name", None) or ""):
@@ -396,6 +396,8 @@ def retry_after(error: BaseException) -> Optional[float]:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same transaction may succeed later."""
+    if isinstance(error, Failure):  # it is final, whatever code it has
+        return False
     code = sqlstate(error)
     if code in NOT_NOW:
         return retry_after(error) is not None  # without a time, waiting does not help
@@ -422,7 +424,7 @@ def as_refused(error: Exception) -> Optional[Refused]:
 
 def as_lost(error: Exception) -> Exception:
     """LeaseLost for an error that says so of a leased token; else the error itself."""
-    if isinstance(error, Refused) or sqlstate(error) not in ("ID004", "ID005"):
+    if isinstance(error, (Refused, Failure)) or sqlstate(error) not in ("ID004", "ID005"):
         return error
     lost = LeaseLost(getattr(unwrapped(error), "diag").message_primary)
     lost.__cause__ = error
