@@ -1,6 +1,6 @@
 'use strict';
 const { checkOptions, respond, unsent } = require('./http.js');
-const { JsonText, isNothing, json, known, statusCode } = require('./values.js');
+const { JsonText, filled, isNothing, json, known, statusCode } = require('./values.js');
 
 // A route handler that runs handler(request, client) once for each Idempotency-Key, in a
 // transaction of the pool, and sends the response { status, headers, body } that it returns.
@@ -11,8 +11,8 @@ function idempotent(pool, options, handler) {
     const { attempt, open, undo } = unsent(reply, reply.raw, call);
     const serialize = (answer) => serialized(reply, answer);
     try {
-      const response = await respond(
-        pool, { log: request.log, ...options, serialize }, request, attempt);
+      const own = filled({ log: request.log }, { ...options, serialize });
+      const response = await respond(pool, own, request, attempt);
       open();
       return reply.code(response.status).headers(response.headers).send(response.body);
     } catch (error) {

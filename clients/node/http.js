@@ -9,8 +9,8 @@ const {
 const { OPTIONS, run } = require('./operation.js');
 const { transaction } = require('./transaction.js');
 const {
-  JsonText, decided, headerFields, isNothing, json, known, only, plain, statusCode, tenantText,
-  text,
+  JsonText, decided, filled, headerFields, isNothing, json, known, only, plain, statusCode,
+  tenantText, text,
 } = require('./values.js');
 
 // Headers that concern one connection, one moment or one client's session.
@@ -111,7 +111,7 @@ async function respond(pool, options, request, work) {
     ran = true;
     const answer = await run(pool, {
       ...about, begin, records, ttl, wait, sendRetention, onEvent: tell, parse: asJsonText,
-      retry: { ...RETRY, ...retry }, request: bindable, read: () => boundRequest(request, bound),
+      retry: filled(RETRY, retry), request: bindable, read: () => boundRequest(request, bound),
     }, operation);
     return answer.replayed ? responseOf(answer) : exchange.first(answer);
   } catch (error) {

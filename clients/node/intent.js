@@ -3,7 +3,7 @@
 const { randomBytes } = require('node:crypto');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { Refused } = require('./errors.js');
-const { only } = require('./values.js');
+const { filled, only } = require('./values.js');
 
 const DEFAULTS = {
   attempts: 10,
@@ -37,7 +37,7 @@ class Intent {
       throw new TypeError('the key must be a string of 1 to 255 ASCII characters');
     }
     if (retention !== undefined) ageOf(this.key);
-    this.#policy = { ...DEFAULTS, ...options };
+    this.#policy = filled(DEFAULTS, options);
   }
 
   // The header of each request.

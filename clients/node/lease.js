@@ -11,7 +11,7 @@ const {
 } = require('./operation.js');
 const statements = require('./statements.js');
 const { repeated, single } = require('./transaction.js');
-const { interval, json, only, text } = require('./values.js');
+const { filled, interval, json, only, text } = require('./values.js');
 
 // Milliseconds.
 const LEASE = 60_000;
@@ -265,7 +265,7 @@ const backoffOf = ({ base, cap }) =>
 // The times of a lease, in an operation or the options of a worker.
 const leased = ({ lease: milliseconds = LEASE, backoff }) => ({
   milliseconds, lease: interval('lease', milliseconds),
-  backoff: backoffOf({ ...BACKOFF, ...only(Object.keys(BACKOFF), backoff) }),
+  backoff: backoffOf(filled(BACKOFF, only(Object.keys(BACKOFF), backoff))),
 });
 
 // Claims the key with a lease, and runs work(lease) unless the operation has finished. Returns its

@@ -6,7 +6,7 @@ const {
 } = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
 const { send } = require('./statements.js');
-const { fromText, only } = require('./values.js');
+const { filled, fromText, only } = require('./values.js');
 
 const RETRY = {
   attempts: 10,
@@ -25,7 +25,7 @@ function pause(error, attempt, { first, longest }) {
 // Calls attempt(client) on a connection of the pool, and again on another one after an error that
 // this can cure. An attempt begins a transaction, and leaves none.
 async function repeated(pool, retry, attempt, report = () => {}) {
-  const policy = { ...RETRY, ...only(Object.keys(RETRY), retry) };
+  const policy = filled(RETRY, only(Object.keys(RETRY), retry));
   const latest = performance.now() + policy.deadline;
   for (let count = 1; ; count++) {
     try {

@@ -238,7 +238,13 @@ function only(names, options) {
   return options;
 }
 
+// The options, with the defaults of those that are missing or undefined.
+const filled = (defaults, options) => ({
+  ...defaults,
+  ...Object.fromEntries(Object.entries(options ?? {}).filter(([, value]) => value !== undefined)),
+});
+
 module.exports = {
-  JsonText, bodyBytes, composite, decided, fromText, headerFields, interval, isNothing, json, known,
-  only, plain, statusCode, tenantText, text,
+  JsonText, bodyBytes, composite, decided, filled, fromText, headerFields, interval, isNothing, json,
+  known, only, plain, statusCode, tenantText, text,
 };

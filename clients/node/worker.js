@@ -5,7 +5,7 @@ const { hook, isTransient, reported, reporter, sqlstate } = require('./errors.js
 const { Lease, leased } = require('./lease.js');
 const statements = require('./statements.js');
 const { single } = require('./transaction.js');
-const { interval, only, tenantText, text } = require('./values.js');
+const { filled, interval, only, tenantText, text } = require('./values.js');
 
 const DEFAULTS = {
   concurrency: 1,
@@ -28,7 +28,7 @@ class Worker {
 
   constructor(pool, options, work) {
     if ('tenant' in only(OPTIONS, options)) tenantText(options.tenant);
-    const { wait, ...rest } = { ...DEFAULTS, ...options };
+    const { wait, ...rest } = filled(DEFAULTS, options);
     text('scope', rest.scope);
     this.#options = { ...rest, ...leased(rest), wait: interval('wait', wait) };
     [this.#pool, this.#work] = [pool, work];

@@ -3,6 +3,7 @@
 const assert = require('node:assert/strict');
 const { after, test } = require('node:test');
 const { Readable } = require('node:stream');
+const { setTimeout: sleep } = require('node:timers/promises');
 const { Failure, idempotent, lease, respond, run, transaction, worker } = require('pg-idem');
 const { intent } = require('pg-idem/intent');
 const { effects, finish, one, operation, pay, pool, state } = require('./support.js');
@@ -86,6 +87,47 @@ test('an option of another kind is refused when it is given', async () => {
   await assert.rejects(async () => transaction(nowhere, () => {}, { retry: 3 }), TypeError);
   await assert.rejects(respond(nowhere, { scope: 'payments', tenant: null, finalStatuses: '402' }, { headers: {} }, () => {}), TypeError);
   for (const retry of [undefined, { attempts: Infinity, deadline: Infinity }, { refusals: false, first: 0, longest: 1.5 }]) calls.express({ retry });
+});
+
+test('an option that is undefined has its default', async () => {
+  const none = (...names) => Object.fromEntries(names.map((name) => [name, undefined]));
+  const retry = { ...none('attempts', 'deadline', 'onRetry'), first: 0, longest: 0 };
+  let connects = 0;
+  const unreachable = { connect: async () => {
+    if (++connects > 20) assert.fail('connects for ever');
+    throw Object.assign(new Error('refused'), { code: 'ECONNREFUSED' });
+  } };
+  await assert.rejects(run(unreachable, { scope: 'payments', ...operation(), retry }, () => {}), { code: 'ECONNREFUSED' });
+  assert.equal(connects, 10);
+  connects = 0;
+  const options = { scope: 'payments', tenant: null, retry: { ...retry, refusals: undefined }, log: { error() {} }, ...none('wait', 'keyRequired') };
+  const request = { method: 'POST', url: '/', path: '/', headers: { 'idempotency-key': 'k' } };
+  assert.equal((await respond(unreachable, options, request, () => {})).status, 503);
+  assert.equal(connects, 3);
+  let asked = 0;
+  const onRetry = () => { if (++asked > 20) assert.fail('asks for ever'); };
+  await assert.rejects(intent('k', { ...retry, ...none('timeout', 'store', 'retention'), onRetry })
+    .fetch('http://127.0.0.1:1/'), TypeError);
+  assert.equal(asked, 9);
+  const answer = await lease(pool, { scope: 'left', ...operation(), ...none('lease'), backoff: none('base', 'cap') }, () => ({ response: 1 }));
+  assert.equal(answer.response, 1);
+});
+
+test('a worker whose concurrency is undefined runs one operation at a time', async () => {
+  const left = [operation(), operation(), operation()];
+  for (const { key, request } of left) {
+    await one("SELECT token FROM idem.claim('left', $1, $2, lease => '1 microsecond')", [key, request]);
+  }
+  let [running, most, done] = [0, 0, 0];
+  const options = { scope: 'left', concurrency: undefined, grace: undefined, signals: [], wait: 100 };
+  const works = worker(pool, options, async () => {
+    most = Math.max(most, ++running);
+    await sleep(50);
+    running--;
+    if (++done === left.length) works.stop();
+  });
+  await works.finished;
+  assert.equal(most, 1);
 });
 
 test('times are milliseconds', async () => {
