@@ -1284,6 +1284,33 @@ class FastAPI(Asgi, PaymentTest):
         self.assertEqual(self.sent(app_of(self, app), key)[::2], (202, b'{"errors":[1]}'))
         self.assertEqual(effects(key), 0)
 
+    def test_a_dependency_that_converts_errors_changes_no_replay(self):
+        class Converting(fastapi.routing.APIRoute):
+            def get_route_handler(self):  # as FastAPI 0.106 to 0.117 end dependencies with `yield`
+                handler = super().get_route_handler()
+
+                async def converted(request):
+                    try:
+                        return await handler(request)
+                    except Exception as error:
+                        raise LookupError("converted") from error
+                return converted
+
+        class Route(pg_idem.fastapi.IdempotentRoute, Converting):
+            pass
+        app, once = fastapi.FastAPI(), pg_idem.fastapi.idempotent(
+            Idempotency(connect), "payments", tenant=None)
+        app.router.route_class = Route
+
+        @app.post("/payments", status_code=201)
+        def pay(connection=fastapi.Depends(once)):
+            connection.execute(INSERT, (1,))
+            return "paid"
+        made, key = app_of(self, app), new_key()
+        self.assertEqual([self.sent(made, key)[0] for _ in range(2)], [201, 201])
+        self.assertEqual(self.sent(made, key, b"other")[0], 422)
+        self.assertEqual(effects(key), 1)
+
     def test_the_class_of_the_route_is_needed(self):
         app = fastapi.FastAPI()
         once = pg_idem.fastapi.idempotent(Idempotency(connect), "payments", tenant=None)

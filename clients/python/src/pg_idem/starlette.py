@@ -71,10 +71,10 @@ class Operation:
             try:
                 made = await endpoint(attempt)
                 response = await _captured(attempt, made) if self.running else made
-            except Answered:
-                assert isinstance(self.now, Done)
-                return _sent(self.route, self.now.value)
             except BaseException as error:
+                if isinstance(self.now, Done) and isinstance(error, Exception):
+                    # Answered, or what a dependency with `yield` has made of it.
+                    return _sent(self.route, self.now.value)
                 if not self.running:
                     raise
                 try:
