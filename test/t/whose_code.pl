@@ -32,6 +32,7 @@ CREATE FUNCTION app.text_of(jsonb) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 END $$;
 CREATE FUNCTION app.is_good(text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN PERFORM app.evil();
 RETURN true; END $$;
+CREATE DOMAIN app.checked AS text CHECK (app.is_good(VALUE));
 RESET ROLE;
 SELECT idem.create_scope('answers', answer_ttl => '1 millisecond'), idem.create_scope('short', ttl => '1 millisecond');
 SQL
@@ -143,6 +144,13 @@ for my $case (
 		qr/Trigger "x" calls function "trigger"/ ],
 	[ 'a function that would run when the transaction ends', 'CREATE CONSTRAINT TRIGGER x AFTER DELETE
 		ON idem.record DEFERRABLE FOR EACH ROW EXECUTE FUNCTION public.notes()', qr/Trigger "x" may be deferred/ ],
+	[ 'a condition that calls a function of another role', 'CREATE TRIGGER x AFTER DELETE ON idem.record FOR EACH ROW
+		WHEN (app.is_good(OLD.key)) EXECUTE FUNCTION public.notes()', qr/WHEN condition of trigger "x" .* Test / ],
+	[ 'a condition that checks a domain of another role', 'CREATE TRIGGER x AFTER DELETE ON idem.record FOR EACH ROW
+		WHEN (OLD.key::app.checked IS NOT NULL) EXECUTE FUNCTION public.notes()', qr/WHEN condition of trigger "x"/ ],
+	[ 'a condition that runs a query', q{CREATE TRIGGER x AFTER DELETE ON idem.record FOR EACH ROW
+		WHEN (query_to_xml('SELECT app.evil()', false, false, '') IS NOT NULL) EXECUTE FUNCTION public.notes()},
+		qr/WHEN condition of trigger "x"/ ],
 	[ 'a foreign key that changes a table of another role',
 		'SET ROLE app; CREATE TABLE app.referring (digest uuid REFERENCES idem.record ON DELETE CASCADE);
 		CREATE TRIGGER x AFTER DELETE ON app.referring FOR EACH ROW EXECUTE FUNCTION app.trigger(); RESET ROLE',
@@ -168,6 +176,8 @@ for my $case (
 for my $case (
 	[ 'a function of a superuser', 'CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW
 		EXECUTE FUNCTION public.notes()', 'postgres: pg_catalog, pg_temp' ],
+	[ 'a condition of built-in functions', q{CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW
+		WHEN (OLD.key <> upper(OLD.key)) EXECUTE FUNCTION public.notes()}, 'postgres: pg_catalog, pg_temp' ],
 	[ 'a function with the rights of its owner', 'ALTER FUNCTION app.trigger() SECURITY DEFINER;
 		CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()',
 		'app: pg_catalog, pg_temp' ],

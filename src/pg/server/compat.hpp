@@ -6,6 +6,7 @@
 
 extern "C" {
 #include "access/nbtree.h"
+#include "nodes/nodeFuncs.h"
 #include "parser/parse_relation.h"
 }
 
@@ -204,6 +205,16 @@ inline ResultRelInfo* begin_statement(EState* estate, Relation table) {
     estate->es_output_cid = GetCurrentCommandId(true);
     MemoryContextSwitchTo(before);
     return target;
+}
+
+// Whether what the server calls a walker finds what it looks for below the node of an expression.
+inline bool any_child(Node* node, bool (*walker)(Node*, void*), void* context) {
+#if PG_VERSION_NUM >= 160000
+    return expression_tree_walker(node, walker, context);
+#else
+    auto* untyped = reinterpret_cast<void (*)()>(walker);
+    return expression_tree_walker(node, reinterpret_cast<bool (*)()>(untyped), context);
+#endif
 }
 
 // A hash table in shared memory that never grows.

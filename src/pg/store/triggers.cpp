@@ -2,6 +2,11 @@
 
 #include "pg/server/compat.hpp"
 
+extern "C" {
+#include "catalog/catalog.h"
+#include "optimizer/optimizer.h"
+}
+
 namespace idem::pg {
 namespace {
 
@@ -63,6 +68,28 @@ bool is_foreign(Oid function, Oid table_owner) {
     return !own;
 }
 
+bool is_added(Oid function, void*) {
+    return !IsPinnedObject(ProcedureRelationId, function);
+}
+
+bool runs_added_code(Node* node, void* context) {
+    if (node == nullptr) return false;
+    if (IsA(node, CoerceToDomain) &&
+        !IsPinnedObject(TypeRelationId, reinterpret_cast<CoerceToDomain*>(node)->resulttype))
+        return true;
+    return check_functions_in_node(node, is_added, context) ||
+           compat::any_child(node, runs_added_code, context);
+}
+
+// The role that has created the trigger chose what its condition calls, and need not own the table.
+// Built-in functions that are not immutable may write files or run a query. The catalog notes no
+// dependencies for the triggers that partitions inherit.
+bool has_foreign_condition(const Trigger& trigger) {
+    if (trigger.tgqual == nullptr) return false;
+    auto* condition = static_cast<Node*>(stringToNode(trigger.tgqual));
+    return contain_mutable_functions(condition) || runs_added_code(condition, nullptr);
+}
+
 // ---- Firing -------------------------------------------------------------------------------------
 
 // Puts the events of the row and the statement into the queue of the current query level.
@@ -107,7 +134,8 @@ const Trigger* before_trigger(Relation table) {
 std::optional<UntrustedTrigger> untrusted_trigger(Relation table) {
     const auto runs_as_another = [table](const Trigger& trigger) {
         return trigger.tgdeferrable || is_cascading(trigger) ||
-               is_foreign(trigger.tgfoid, table->rd_rel->relowner);
+               is_foreign(trigger.tgfoid, table->rd_rel->relowner) ||
+               has_foreign_condition(trigger);
     };
     const Trigger* trigger = find_trigger(table, any_event, runs_as_another);
     if (trigger == nullptr) return std::nullopt;
@@ -123,6 +151,13 @@ std::optional<UntrustedTrigger> untrusted_trigger(Relation table) {
                      "whose own triggers would have the rights of the table's owner.",
                      trigger->tgname),
             "Drop the foreign key, or create it with NO ACTION."};
+    if (has_foreign_condition(*trigger))
+        return UntrustedTrigger{
+            psprintf(
+                "The WHEN condition of trigger \"%s\" calls a function that is not built in or "
+                "not immutable, and would have the rights of the table's owner.",
+                trigger->tgname),
+            "Test the condition in the function of the trigger."};
     const char* function = get_func_name(trigger->tgfoid);
     return UntrustedTrigger{
         psprintf("Trigger \"%s\" calls function \"%s\" of another role than the table's owner, "
