@@ -205,6 +205,29 @@ is(seen('other'), '', 'claims of another database are not shown');
 $shop->query_safe('ROLLBACK');
 $shop->quit;
 
+# Keys that have become longer than an entry --------------------------------------------------------
+
+# A restore into another encoding makes keys and tenants longer than any call accepts.
+$node->safe_psql('postgres', "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0;
+	CREATE DATABASE utf8 ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0");
+$node->safe_psql('latin', q{CREATE EXTENSION idem; SELECT idem.create_scope('long');
+	SELECT idem.release(token) FROM idem.claim('long', 'k' || repeat(chr(233), 254), lease => '1 hour',
+		tenant => repeat(chr(252), 255))});
+mkdir $node->backup_dir;
+my $dump = $node->backup_dir . '/latin.sql';
+$node->command_ok([ 'pg_dump', '-f', $dump, 'latin' ], 'pg_dump of a database in LATIN1');
+$node->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null', '-f', $dump, 'utf8' ],
+	'restore into UTF8');
+my $taker = $node->background_psql('utf8');
+is($taker->query_safe(q{BEGIN; SELECT octet_length(key), octet_length(tenant) FROM idem.take('long')}), '509|510',
+	'take() returns the whole key');
+is( $node->safe_psql('utf8', <<'SQL'), 't|t', 'in_flight shows the characters of it that fit, and spoils no other entry');
+SET statement_timeout = '60s';
+SELECT key = 'k' || repeat(chr(233), 127), tenant = repeat(chr(252), 127) FROM idem.in_flight WHERE state = 'uncommitted';
+SQL
+$taker->query_safe('COMMIT');
+$taker->quit;
+
 # Sessions that die -------------------------------------------------------------------------------
 
 sql("SELECT pg_terminate_backend($pid)");

@@ -25,7 +25,18 @@ Slot& my_slot() {
     return slots[backend_number()];
 }
 
-std::string_view copy(std::string_view from, char* to) {
+// What a slot has room for, in whole characters. The texts of a row are longer than calls accept
+// when a restore or a subscription has converted them to another encoding.
+std::string_view clipped(std::string_view text, std::size_t size) {
+    if (text.size() <= size) return text;
+    const int length =
+        pg_mbcliplen(text.data(), static_cast<int>(text.size()), static_cast<int>(size));
+    return text.substr(0, static_cast<std::size_t>(length));
+}
+
+template <std::size_t size>
+std::string_view copy(std::string_view from, char (&to)[size]) {
+    Assert(from.size() <= size);
     std::copy(from.begin(), from.end(), to);
     return {to, from.size()};
 }
@@ -60,16 +71,16 @@ TransactionId prepared_writer(const SnapshotData& dirty, TupleTableSlot* slot) {
 }  // namespace
 
 void publish_claim(const HeldClaim& claim) {
-    Assert(claim.tenant.size() <= core::max_tenant_bytes &&
-           claim.key.size() <= core::max_key_bytes);
     Assert(claim.keys > 0);
     Slot& slot = my_slot();
+    const std::string_view tenant = clipped(claim.tenant, sizeof(slot.tenant));
+    const std::string_view key = clipped(claim.key, sizeof(slot.key));
     PGSTAT_BEGIN_WRITE_ACTIVITY(&slot);
     GET_VXID_FROM_PGPROC(slot.transaction, *MyProc);
     slot.database = MyDatabaseId;
     slot.claim = claim;
-    slot.claim.tenant = copy(claim.tenant, slot.tenant);
-    slot.claim.key = copy(claim.key, slot.key);
+    slot.claim.tenant = copy(tenant, slot.tenant);
+    slot.claim.key = copy(key, slot.key);
     PGSTAT_END_WRITE_ACTIVITY(&slot);
 }
 

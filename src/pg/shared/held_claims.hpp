@@ -37,7 +37,8 @@ struct HeldClaim {
 };
 static_assert(std::is_trivially_copyable_v<HeldClaim>);
 
-// Notes the claim that this transaction shows, or that it shows none.
+// Notes the claim that this transaction shows, or that it shows none. Of its texts, what exceeds
+// the limits of a call is not shown.
 void publish_claim(const HeldClaim& claim);
 void publish_no_claim();
 
