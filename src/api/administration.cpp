@@ -239,7 +239,7 @@ List* lock_all() {
         const List* others = list_difference_oid(pg::record_tables(), locked);
         if (others == NIL) return locked;
         for (int i = 0; i < list_length(others); ++i)
-            LockRelationOid(list_nth_oid(others, i), RowExclusiveLock);
+            pg::lock_for_transaction(list_nth_oid(others, i), RowExclusiveLock);
         locked = list_concat(locked, others);
     }
 }

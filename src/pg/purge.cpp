@@ -189,8 +189,9 @@ void note(Purge& purge, RecordBlock from, RecordBlock until, const ErrorData* er
 // The lock is kept until the transaction ends. A concurrent step begins where the first began and
 // saves nothing, so that no step waits and there is one position.
 void read_position(Purge& purge) {
-    purge.saves_progress =
-        ConditionalLockRelationOid(table_oid(Table::purge_progress), ShareRowExclusiveLock);
+    purge.saves_progress = as_transaction_owner([] {
+        return ConditionalLockRelationOid(table_oid(Table::purge_progress), ShareRowExclusiveLock);
+    });
     purge.progress = open_table(Table::purge_progress, AccessShareLock);
     purge.notes = read_notes(purge.progress);
     for_each_note(purge.notes, [&purge](const Note& note) {
@@ -407,7 +408,7 @@ void purge_tables(Purge& purge, const List* tables) {
 }  // namespace
 
 PurgeResult purge_step(TimestampTz now, const PurgeLimits& limits) {
-    table_close(open_table(Table::record, RowExclusiveLock), NoLock);
+    lock_for_transaction(table_oid(Table::record), RowExclusiveLock);
     const List* tables = record_tables();
     Purge purge{};
     purge.now = now;

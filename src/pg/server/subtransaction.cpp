@@ -37,4 +37,11 @@ ErrorData* run_in_subtransaction(void (*work)(void*), void* argument, Ending end
     return error;
 }
 
+void lock_for_transaction(Oid relation, LOCKMODE mode) {
+    (void)as_transaction_owner([relation, mode] {
+        LockRelationOid(relation, mode);
+        return true;
+    });
+}
+
 }  // namespace idem::pg

@@ -1,6 +1,7 @@
 #include "pg/store/key_lock.hpp"
 
 #include "pg/server/compat.hpp"
+#include "pg/server/subtransaction.hpp"
 #include "pg/store/secret.hpp"
 
 extern "C" {
@@ -13,16 +14,6 @@ namespace {
 // The last field of an advisory lock's tag, pg_locks.objsubid, by which sql/health.sql finds the
 // key locks. The server uses the classes 1 and 2, Citus 4 to 16.
 constexpr std::uint16_t lock_class = 7651;
-
-// Makes the (sub)transaction the owner of a lock, rather than the portal or the function call, so
-// that ROLLBACK TO releases the lock and a later statement can.
-template <class Work>
-auto as_transaction_owner(Work work) {
-    ResourceOwner before = std::exchange(CurrentResourceOwner, CurTransactionResourceOwner);
-    const auto result = work();
-    CurrentResourceOwner = before;
-    return result;
-}
 
 }  // namespace
 

@@ -127,7 +127,7 @@ Keys count_keys(Search& search, std::optional<std::int32_t> scope, LOCKMODE lock
         const AttrNumber ids = find_column(table, "scope", INT4OID);
         const AttrNumber expires = find_column(table, "expires", TIMESTAMPTZOID);
         if (ids == InvalidAttrNumber) return;
-        if (lock != NoLock) LockRelationOid(RelationGetRelid(table), lock);
+        if (lock != NoLock) lock_for_transaction(RelationGetRelid(table), lock);
         read_on(
             search, table, lock == NoLock ? search.held : SnapshotSelf, [&](TupleTableSlot* slot) {
                 const TimestampTz expiry =
@@ -138,7 +138,7 @@ Keys count_keys(Search& search, std::optional<std::int32_t> scope, LOCKMODE lock
             });
     });
     Relation watermarks = open_table(Table::watermark, AccessShareLock);
-    if (lock != NoLock) LockRelationOid(RelationGetRelid(watermarks), lock);
+    if (lock != NoLock) lock_for_transaction(RelationGetRelid(watermarks), lock);
     read_on(search, watermarks, lock == NoLock ? search.held : SnapshotSelf,
             [&](TupleTableSlot* slot) {
                 if (!scope || watermark_scope(slot) == *scope) ++keys.watermarks;

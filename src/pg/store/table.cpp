@@ -55,7 +55,9 @@ Relation open_to_write(Relation (*open)(Oid, LOCKMODE), Oid oid) {
     const bool held = std::find(held_locks.begin(), held_locks.end(), oid) != held_locks.end();
     Relation relation = open(oid, held ? NoLock : RowExclusiveLock);
     Assert(CheckRelationLockedByMe(relation, RowExclusiveLock, true));
-    if (!held) held_locks[held_locks_added++ % held_locks.size()] = oid;
+    if (held) return relation;
+    lock_for_transaction(oid, RowExclusiveLock);
+    held_locks[held_locks_added++ % held_locks.size()] = oid;
     return relation;
 }
 

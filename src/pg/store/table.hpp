@@ -19,6 +19,7 @@
 
 #include "core/decision.hpp"
 #include "pg/server/compat.hpp"
+#include "pg/server/subtransaction.hpp"
 #include "pg/server/values.hpp"
 #include "pg/server/wait.hpp"
 #include "pg/store/triggers.hpp"
@@ -291,11 +292,12 @@ TM_Result update_row(Relation table, ItemPointerData tid, TupleTableSlot* slot,
 
 // One transaction after the other changes such a table: the lock is kept until the transaction
 // ends.
-inline Relation open_to_change(Table table) {
-    return open_table(table, ShareRowExclusiveLock);
-}
 inline void lock_changes(Table table) {
-    table_close(open_to_change(table), NoLock);
+    lock_for_transaction(table_oid(table), ShareRowExclusiveLock);
+}
+inline Relation open_to_change(Table table) {
+    lock_changes(table);
+    return open_table(table, NoLock);
 }
 
 // Announces the change to all caches, and makes it visible to what follows.
