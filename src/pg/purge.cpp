@@ -168,8 +168,9 @@ void for_each_note(const List* notes, Visit visit) {
 }
 
 // Notes that these blocks were passed over because of the error; or, if there is none, that they
-// were read. The worker logs what is not noted yet; a caller of purge() is told each time.
-void note(Purge& purge, RecordBlock from, RecordBlock until, const ErrorData* error) {
+// were read. Returns whether to warn: the worker logs what is not noted yet; a caller of purge() is
+// told each time.
+bool note(Purge& purge, RecordBlock from, RecordBlock until, const ErrorData* error) {
     const char* sqlstate = error == nullptr ? "" : pstrdup(unpack_sql_state(error->sqlerrcode));
     bool known = false;
     for_each_note(purge.notes, [&](Note& note) {
@@ -179,11 +180,10 @@ void note(Purge& purge, RecordBlock from, RecordBlock until, const ErrorData* er
         else
             note.outdated = true;
     });
-    if (error == nullptr) return;
+    if (error == nullptr) return false;
     if (!known && list_length(purge.notes) < max_notes)
         purge.notes = add_note(purge.notes, {from, sqlstate, {}, false});
-    if (!known || purge.limits.time_limit_ms == 0)
-        warn_of_passed_rows(purge.records, number_of(from), error);
+    return !known || purge.limits.time_limit_ms == 0;
 }
 
 // The lock is kept until the transaction ends. A concurrent step begins where the first began and
@@ -318,7 +318,8 @@ BlockNumber purge_stretch(Purge& purge, BlockNumber first, BlockNumber size) {
     purge.timed_out = is_cancelled(error);
     if (error != nullptr && !purge.timed_out)
         error = read_stretch(purge, first, size, Rows::one_by_one, next);
-    note(purge, record_block(table, first), record_block(table, next), error);
+    if (note(purge, record_block(table, first), record_block(table, next), error))
+        warn_of_passed_rows(purge.records, first, error);
     return next;
 }
 
@@ -339,13 +340,15 @@ bool purge_blocks(Purge& purge, BlockNumber from, BlockNumber until) {
 
 // ---- All tables ---------------------------------------------------------------------------------
 
-// How many blocks there are to read. A table that is locked against the purge, or not a record
-// table, has none.
-void measure(Purge& purge, const List* tables) {
+// The tables that can be read. Counts their blocks. A table that is locked against the purge, or
+// not a record table, is left out; so is one whose file is missing, which is noted.
+List* measure(Purge& purge, const List* tables) {
     PurgeResult& result = purge.result;
+    List* readable = NIL;
     for (int i = 0; i < list_length(tables); ++i) {
         const Oid table = list_nth_oid(tables, i);
-        ErrorData* error = in_subtransaction([&result, table] {
+        bool measured = false;
+        ErrorData* error = in_subtransaction([&result, &measured, table] {
             Relation relation = open_records_at_once(table, RowExclusiveLock);
             if (relation == nullptr) return;
             if (is_subscribed(relation))
@@ -353,11 +356,16 @@ void measure(Purge& purge, const List* tables) {
             else
                 result.all_blocks += RelationGetNumberOfBlocks(relation);
             table_close(relation, RowExclusiveLock);
+            measured = true;
         });
         end_if_cancelled(purge, error);
-        if (error != nullptr) warn_of_passed(psprintf("the table with the OID %u", table), error);
+        if (error != nullptr &&
+            note(purge, record_block(table, 0), record_block(table, MaxBlockNumber), error))
+            warn_of_passed(psprintf("the table with the OID %u", table), error);
+        if (measured) readable = lappend_oid(readable, table);
     }
     result.subscribed &= result.all_blocks == 0;
+    return readable;
 }
 
 // Of the table with this number, or of the first one after the last.
@@ -377,15 +385,18 @@ bool purge_table(Purge& purge, Oid table, BlockNumber from, BlockNumber until) {
         const BlockNumber blocks = RelationGetNumberOfBlocks(purge.records);
         complete = purge_blocks(purge, from, std::min(until, blocks));
         if (complete && until > blocks)  // what VACUUM has cut off is in order
-            note(purge, record_block(table, blocks), record_block(table, MaxBlockNumber), nullptr);
+            (void)note(purge, record_block(table, blocks), record_block(table, MaxBlockNumber),
+                       nullptr);
     }
-    table_close(purge.records, purge.result.purged == before ? RowExclusiveLock : NoLock);
+    if (purge.result.purged > before) lock_for_transaction(table, RowExclusiveLock);
+    table_close(purge.records, RowExclusiveLock);
     return complete;
 }
 
 // From the position through all tables and, at last, up to the position again: each block at most
-// once. If the table of the position is gone, the step begins at the next one.
+// once. If the table of the position is gone or left out, the step begins at the next one.
 void purge_tables(Purge& purge, const List* tables) {
+    if (tables == NIL) return;
     const int count = list_length(tables);
     int table = 0;
     while (table < count &&
@@ -413,12 +424,15 @@ PurgeResult purge_step(TimestampTz now, const PurgeLimits& limits) {
     Purge purge{};
     purge.now = now;
     purge.limits = limits;
-    measure(purge, tables);
-    if (purge.result.subscribed) return purge.result;
+    read_position(purge);
+    const List* readable = measure(purge, tables);
+    if (purge.result.subscribed) {
+        table_close(purge.progress, NoLock);
+        return purge.result;
+    }
     learn_scopes(purge);
     purge.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
-    read_position(purge);
-    purge_tables(purge, tables);
+    purge_tables(purge, readable);
     for_each_note(purge.notes, [tables](Note& note) {
         const Oid table = table_of(note.block);
         if (table != common_records && !list_member_oid(tables, table))  // it was dropped

@@ -223,7 +223,8 @@ is($taker->query_safe(q{BEGIN; SELECT octet_length(key), octet_length(tenant) FR
 	'take() returns the whole key');
 is( $node->safe_psql('utf8', <<'SQL'), 't|t', 'in_flight shows the characters of it that fit, and spoils no other entry');
 SET statement_timeout = '60s';
-SELECT key = 'k' || repeat(chr(233), 127), tenant = repeat(chr(252), 127) FROM idem.in_flight WHERE state = 'uncommitted';
+SELECT key = 'k' || repeat(chr(233), 127), tenant = repeat(chr(252), 127) FROM idem.in_flight
+WHERE state = 'uncommitted';
 SQL
 $taker->query_safe('COMMIT');
 $taker->quit;

@@ -265,6 +265,24 @@ for my $run (\&by_superuser, sub { by_worker(0) })
 	like(sql(q{SELECT passed_over FROM idem_internal.record_tables() WHERE records = 'broken'::regclass}),
 		qr/from block 0 on.*XX001/, 'it is named');
 }
+
+# One table whose file is missing. The position is in it.
+sql(q{UPDATE idem.purge_progress SET position = 'broken'::regclass::oid::bigint << 32 WHERE sqlstate IS NULL});
+$node->stop;
+unlink $file or die $!;
+$node->start;
+my $offset = -s $node->logfile;
+for my $run (\&by_superuser, sub { by_worker(0) })
+{
+	fill();
+	$run->();
+	is(left(), '0|0', 'a table whose file is missing does not stop the purge of others');
+	like(sql(q{SELECT passed_over FROM idem_internal.record_tables() WHERE records = 'broken'::regclass}),
+		qr/from block 0 on.*58P01/, 'it is named');
+	like(purge_health(), qr/broken.*58P01/, 'by health(), too');
+}
+my $times = () = slurp_file($node->logfile, $offset) =~ /WARNING:.*passed over the table/g;
+is($times, 1, 'and the log says so once to each caller of purge(), and not in each run of the worker');
 sql('DROP TABLE broken; SELECT idem.purge()');
 is(sql('SELECT count(*) FROM idem.purge_progress'), 1, 'when it is gone, nothing is kept of it');
 
