@@ -221,7 +221,7 @@ $node->command_ok([ 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-o', '/dev/null',
 my $taker = $node->background_psql('utf8');
 is($taker->query_safe(q{BEGIN; SELECT octet_length(key), octet_length(tenant) FROM idem.take('long')}), '509|510',
 	'take() returns the whole key');
-is( $node->safe_psql('utf8', <<'SQL'), 't|t', 'in_flight shows the characters of it that fit, and spoils no other entry');
+is( $node->safe_psql('utf8', <<'SQL'), 't|t', 'in_flight shows the characters that fit, and spoils no other entry');
 SET statement_timeout = '60s';
 SELECT key = 'k' || repeat(chr(233), 127), tenant = repeat(chr(252), 127) FROM idem.in_flight
 WHERE state = 'uncommitted';
