@@ -101,8 +101,9 @@ horizon AS MATERIALIZED (
         SELECT
             age(s.xmin),
             format('replication slot "%s"', s.slot_name),
-            'If no server uses the slot any more, drop it. If a standby does, and a query there has '
-            'run for long, end it, or wait for its end; if none has, autovacuum does not keep up.'
+            'If no server uses the slot any more, drop it. If a standby does, and a query there '
+            'has run for long, end it, or wait for its end; if none has, autovacuum does not keep '
+            'up.'
         FROM pg_replication_slots s
     ) AS h
     WHERE h.age > 0
@@ -133,8 +134,8 @@ test (found, check_name, status, scope, detail, hint) AS (
         (k.expired_reused + k.stale >= greatest(10, k.claims / 1000), 'retention', 'warn',
          format('Since %s, callers of scope "%s" have come too late %s times: %s claims had a key '
                 'whose record had expired, so that the operation ran again, and %s were refused '
-                'with a stale key, or one from the future.', date_trunc('second', k.stats_reset), k.scope,
-                k.expired_reused + k.stale, k.expired_reused, k.stale),
+                'with a stale key, or one from the future.', date_trunc('second', k.stats_reset),
+                k.scope, k.expired_reused + k.stale, k.expired_reused, k.stale),
          format(concat(
                     CASE WHEN k.stale > 0
                          THEN 'If the refusals (ID010) name timestamps in the future, correct the '

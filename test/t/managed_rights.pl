@@ -160,7 +160,8 @@ like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'z') \\gset\n
 	SELECT state FROM idem.lookup('bob_scope', 'z')"), qr/completed$/, 'no state but those of the contract is stored');
 like(bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'y') \\gset\n
 	SELECT idem_internal.finish_slowly(c.role, c.proof, NULL, :'t', 'f', NULL, NULL, NULL, NULL,
-		'{\"sqlstate\": \"40001\"}') FROM idem_internal.caller c"), qr/every retry would receive/, 'nor a failure that would be retried');
+		'{\"sqlstate\": \"40001\"}') FROM idem_internal.caller c"), qr/every retry would receive/,
+	'nor a failure that would be retried');
 
 # The views of the short ways, read and written by a role that sets the settings by itself: they show what
 # idem.lookup() shows to this role, and EXPLAIN ANALYZE tells no record of another scope from none.
