@@ -1908,7 +1908,7 @@ BEGIN
         nonce = CASE WHEN its_lease IS NULL THEN x.nonce ELSE left(new_nonce, 19) END,
         lease_end = coalesce(due, x.lease_end),
         expires = coalesce(due + its_ttl, x.expires),
-        -- A key that was left open becomes a leased one, or keeps a NULL.
+        -- A key that was left open becomes a leased one.
         state = CASE WHEN its_lease IS NULL THEN x.state ELSE 'p' END,
         leased = x.leased OR its_lease IS NOT NULL,
         number = coalesce(x.number, CASE WHEN its_lease IS NOT NULL

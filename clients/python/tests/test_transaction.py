@@ -210,7 +210,7 @@ class Psycopg(Leftovers, Misdeeds, PaymentTest):
 
     def test_the_proxy_of_a_tracer(self):
         class Proxy:
-            __slots__ = ("wrapped", "__weakref__")
+            __slots__ = ("wrapped",)
             __class__ = property(lambda self: type(self.wrapped))
             __dict__ = property(lambda self: vars(self.wrapped))
 

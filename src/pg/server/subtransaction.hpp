@@ -1,8 +1,8 @@
-// Work in an internal subtransaction, which commits, or rolls back and returns its error.
+// Work in an internal subtransaction, which commits, or rolls back and returns its error; and locks
+// that belong to the (sub)transaction in which they are taken.
 //
 // The only place outside the worker that catches errors. Locks that the work takes pass to the
-// surrounding transaction when the subtransaction commits, and are released when it rolls back. And
-// locks that belong to the (sub)transaction.
+// surrounding transaction when the subtransaction commits, and are released when it rolls back.
 #pragma once
 
 #include "pg/server/values.hpp"

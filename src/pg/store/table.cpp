@@ -53,11 +53,10 @@ constinit std::size_t held_locks_added = 0;
 // state of an index that it builds, waits for our transaction before anything depends on it.
 Relation open_to_write(Relation (*open)(Oid, LOCKMODE), Oid oid) {
     const bool held = std::find(held_locks.begin(), held_locks.end(), oid) != held_locks.end();
-    Relation relation = open(oid, held ? NoLock : RowExclusiveLock);
+    if (!held) lock_for_transaction(oid, RowExclusiveLock);
+    Relation relation = open(oid, NoLock);
     Assert(CheckRelationLockedByMe(relation, RowExclusiveLock, true));
-    if (held) return relation;
-    lock_for_transaction(oid, RowExclusiveLock);
-    held_locks[held_locks_added++ % held_locks.size()] = oid;
+    if (!held) held_locks[held_locks_added++ % held_locks.size()] = oid;
     return relation;
 }
 

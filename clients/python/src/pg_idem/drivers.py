@@ -105,9 +105,12 @@ _PARAMETERS = weakref.WeakKeyDictionary[Any, dict[str, Any]]()
 
 def parameters(connection: Any) -> dict[str, Any]:
     """To connect once more. Asked once per connection, because it takes longer than a statement."""
-    if connection not in _PARAMETERS:
-        _PARAMETERS[connection] = _parameters(connection)
-    return _PARAMETERS[connection]
+    try:
+        if connection not in _PARAMETERS:
+            _PARAMETERS[connection] = _parameters(connection)
+        return _PARAMETERS[connection]
+    except TypeError:  # the proxy of a tracer, to which there are no weak references
+        return _parameters(connection)
 
 
 def _parameters(connection: Any) -> dict[str, Any]:
