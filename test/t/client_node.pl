@@ -111,6 +111,7 @@ SKIP:
 	like($content, qr{^package/\Q$_\E$}m, "the package has $_")
 	  for qw(LICENSE CHANGELOG.md README.md index.d.ts intent.js examples/accepted.js);
 	unlike($content, qr{package/test/}, 'and no tests');
+	unlike(`tar -xzOf $package package/README.md`, qr{\]\((?!https:|#)}, 'the links of its README work outside');
 
 	command_ok([ qw(npm install --silent --offline --legacy-peer-deps --prefix), "$folder/application", $package ],
 		'the package is installed');

@@ -72,6 +72,7 @@ SKIP:
 	my $content = `tar -tzf $source`;
 	like($content, qr{/$_$}m, "the source distribution has $_")
 	  for qw(LICENSE CHANGELOG.md README.md tests/test_lease.py py.typed);
+	unlike(`tar -xzOf $source --wildcards '*/README.md'`, qr{\]\((?!https:|#)}, 'the links of its README work outside');
 
 	command_ok([ $builder, '-m', 'venv', "$folder/venv" ], 'an empty environment');
 	command_ok([ "$folder/venv/bin/python", qw(-m pip install -q --no-index --disable-pip-version-check), $wheel ],
