@@ -1145,8 +1145,8 @@ BEGIN
     IF size > s.max_answer_size THEN
         RAISE program_limit_exceeded USING
             MESSAGE = what || ' is too large',
-            DETAIL = format('The key''s record would hold %s bytes; "max_answer_size" of scope '
-                            '"%s" allows %s bytes.', size, s.name, s.max_answer_size),
+            DETAIL = format('It has %s bytes; "max_answer_size" of scope "%s" allows %s bytes.',
+                            size, s.name, s.max_answer_size),
             HINT = 'Store large values in a table of your own, and pass a reference to them; or '
                    'raise the limit with idem.alter_scope().';
     END IF;
@@ -2445,8 +2445,8 @@ BEGIN
         stored_headers := idem_internal.redacted_headers(stored_headers, s.header_exclude);
         stored_response := idem_internal.redacted(stored_response, s.response_exclude);
         PERFORM idem_internal.check_size(
-            'answer', s, coalesce(octet_length(stored_body), 0) + idem_internal.size_of(
-                stored_headers, stored_response, error, r.request));
+            'answer', s, coalesce(octet_length(stored_body), 0)
+                + idem_internal.size_of(stored_headers, stored_response, error));
     END IF;
     UPDATE idem.record AS x
     SET state = its_state,
@@ -2532,10 +2532,7 @@ BEGIN
         due := clock_timestamp() + CASE
             WHEN r.attempt >= s.max_attempts::bigint + r.extra_attempts THEN interval '0'
             ELSE coalesce(idem_internal.fixed(retry_after), '0') END;
-        IF error IS NOT NULL THEN
-            PERFORM idem_internal.check_size(
-                'error', s, idem_internal.size_of(r.request, r.recovery_state, error));
-        END IF;
+        PERFORM idem_internal.check_size('error', s, idem_internal.size_of(error));
         UPDATE idem.record AS x
         SET lease_end = due, expires = x.expires + idem_internal.fixed(due - x.lease_end),
             nonce = NULL,
@@ -2639,8 +2636,7 @@ BEGIN
     l := idem_internal.lock_claim(caller, token);
     s := l.s;
     r := l.r;
-    PERFORM idem_internal.check_size(
-        'recovery state', s, idem_internal.size_of(r.request, state, r.error));
+    PERFORM idem_internal.check_size('recovery state', s, idem_internal.size_of(state));
     UPDATE idem.record AS x
     SET recovery_point = checkpoint.name, recovery_state = checkpoint.state
     WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);

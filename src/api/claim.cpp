@@ -82,7 +82,7 @@ bool is_in_flight(const ClaimCall& call, const KeyState& state) {
 varlena* request_to_store(const ClaimCall& call, const pg::Record& old) {
     const bool stores = call.scope->store_request != pg::StoreRequest::never;
     if (old.stored_request() != nullptr || !stores) return old.stored_request();
-    check_stored_size("request", *call.scope, {call.request});
+    check_size("request", *call.scope, {call.request});
     return reinterpret_cast<varlena*>(call.request);
 }
 

@@ -36,7 +36,7 @@ void finish_record(pg::NewRecord& record, const Answer& answer, const varlena* r
     if (scope != nullptr) {
         headers = pg::redact_headers(headers, scope->header_exclude);
         response = pg::redact(response, scope->response_exclude);
-        check_stored_size("answer", *scope, {headers, response, body, answer.error, request});
+        check_size("answer", *scope, {headers, response, body, answer.error});
     }
     const bool claimed_before = record.nonce() || record.attempt() > core::first_attempt;
     record.set_expires(now + ttl);
@@ -106,8 +106,8 @@ void release_leased(LeasedClaim& leased, std::optional<std::int64_t> retry_after
     record.set_lease_end(GetCurrentTimestamp() + pause);
     record.set_expires(*record.lease_end() + ttl_of(old));
     record.set_nonce(std::nullopt);
+    check_size("error", *leased.scope, {error});
     if (error != nullptr) record.set_error(error);
-    if (error != nullptr) check_unfinished_size("error", *leased.scope, record);
     replace_record(leased.key, leased.found, record, leased.bound);
     note_released(*leased.note);
     if (last) log_transition("attempts are exhausted", *leased.note);

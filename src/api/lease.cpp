@@ -150,10 +150,10 @@ IDEM_FUNCTION(idem_checkpoint) {
                                  "Pass a short name of the step that is done, such as 'charged'.");
     Jsonb* state = pg::jsonb_arg(fcinfo, 2);
     LeasedClaim leased = lease_arg(fcinfo, "checkpoint");
+    check_size("recovery state", *leased.scope, {state});
     pg::NewRecord record(leased.found.record);
     record.set_recovery_point(pg::text_of(*name));
     record.set_recovery_state(state);
-    check_unfinished_size("recovery state", *leased.scope, record);
     replace_record(leased.key, leased.found, record, leased.bound);
     pg::commit_durably();
     PG_RETURN_VOID();

@@ -110,24 +110,18 @@ void replace_record(const pg::Key& key, const pg::Found& found, const pg::NewRec
     check_written(key.key, pg::write_over(key.table, record, found, bound), bound);
 }
 
-void check_stored_size(const char* what, const pg::Scope& scope,
-                       std::initializer_list<const void*> values) {
+void check_size(const char* what, const pg::Scope& scope,
+                std::initializer_list<const void*> values) {
     Size size = 0;
     for (const void* value : values)
         if (value != nullptr) size += toast_raw_datum_size(PointerGetDatum(value)) - VARHDRSZ;
     if (size > static_cast<Size>(scope.max_answer_size))
         ereport(ERROR,
                 (errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED), errmsg("%s is too large", what),
-                 errdetail("The key's record would hold %zu bytes; \"max_answer_size\" of scope "
-                           "\"%s\" allows %d bytes.",
+                 errdetail("It has %zu bytes; \"max_answer_size\" of scope \"%s\" allows %d bytes.",
                            size, scope.name, scope.max_answer_size),
                  errhint("Store large values in a table of your own, and pass a reference to them; "
                          "or raise the limit with idem.alter_scope().")));
-}
-
-void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record) {
-    check_stored_size(what, scope,
-                      {record.stored_request(), record.recovery_state(), record.error()});
 }
 
 std::int64_t ttl_of(const pg::Record& record) {

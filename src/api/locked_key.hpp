@@ -61,13 +61,13 @@ void refuse_open_here(const pg::Key& key, const char* function);
 void replace_record(const pg::Key& key, const pg::Found& found, const pg::NewRecord& record,
                     pg::WaitBound& bound);
 
-// Raises 54000 if the values, which a record would hold at a time, exceed the scope's
-// max_answer_size together; a NULL counts nothing. The size is that before compression and TOAST,
-// so that the same answer is always accepted or always refused. The limit protects the storage of
-// the database's owner. `what` names the value that the caller has passed.
-void check_stored_size(const char* what, const pg::Scope& scope,
-                       std::initializer_list<const void*> values);
-void check_unfinished_size(const char* what, const pg::Scope& scope, const pg::Record& record);
+// Raises 54000 if the values exceed the scope's max_answer_size together; a NULL counts nothing.
+// The size is that before compression and TOAST, so that the same answer is always accepted or
+// always refused. The limit protects the storage of the database's owner. Only what the caller
+// passes now counts, not what the record has: else a large request, which its sender chooses, would
+// keep a worker from storing what it has done. `what` names the values.
+void check_size(const char* what, const pg::Scope& scope,
+                std::initializer_list<const void*> values);
 
 // Of an unfinished operation, in microseconds: the TTL of a leased claim counts from the end of its
 // lease.

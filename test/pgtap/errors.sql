@@ -265,11 +265,6 @@ INSERT INTO wrong (state, what, call) VALUES
     ('22004', 'a scope with max_answer_size NULL', $$SELECT idem.create_scope('new', max_answer_size => NULL)$$),
     ('22023', 'a scope with max_answer_size 1023', $$SELECT idem.create_scope('new', max_answer_size => 1023)$$),
     ('22023', 'a scope altered to max_answer_size of more than 512 MB', $$SELECT idem.alter_scope('idle', max_answer_size => 536870913)$$),
-    ('54000', 'a recovery state that is too large beside the request', $$SELECT idem.alter_scope('idle', store_request => 'unfinished', max_answer_size => 1024);
-                  SELECT idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600))) FROM idem.claim('idle', 'new', to_jsonb(repeat('x', 600)), lease => '1 min')$$),
-    ('54000', 'a last error that is too large beside the recovery state', $$SELECT idem.alter_scope('idle', max_answer_size => 1024);
-                  SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 600)))
-                    FROM idem.claim('idle', 'new', lease => '1 min'), idem.checkpoint(token, 'charged', to_jsonb(repeat('x', 600)))$$),
     ('22023', 'a scope altered to answer_ttl above ttl', $$SELECT idem.alter_scope('idle', answer_ttl => '25 h')$$),
     ('22023', 'a ttl below min_ttl', $$SELECT idem.alter_scope('idle', min_ttl => '1 h'); SELECT idem.claim('idle', 'new', ttl => '1 s')$$),
     ('54000', 'a stored request that is too large', $$SELECT idem.alter_scope('idle', store_request => 'unfinished', max_answer_size => 1024);

@@ -148,7 +148,7 @@ UPDATE idem.record SET expires = now() - interval '1 s' WHERE key = 'kept-atomic
 SELECT idem.complete(token) FROM idem.claim('explained', 'kept-atomic');
 SELECT * FROM kept() WHERE key = 'kept-atomic';
 
--- It counts for max_answer_size, with the answer.
+-- Its size, which the caller chooses, takes nothing from that of the answer, the recovery state and the error.
 SELECT idem.alter_scope('explained', max_answer_size => 1024);
 CREATE FUNCTION sized(bytes int) RETURNS jsonb LANGUAGE sql AS $$SELECT to_jsonb(repeat('x', bytes))$$;
 CREATE FUNCTION refused(call text) RETURNS text LANGUAGE plpgsql AS $$
@@ -163,7 +163,9 @@ END $$;
 SELECT refused($$SELECT idem.complete(token) FROM idem.claim('explained', 'size', sized(900))$$),
   refused($$SELECT idem.complete(token, sized(900)) FROM idem.claim('explained', 'size-both', sized(900))$$),
   refused($$SELECT idem.complete(token, sized(900)) FROM idem.claim('explained', 'size-leased', sized(900), lease => '1 hour')$$),
-  refused($$SELECT idem.fail(token, jsonb_build_object('message', repeat('x', 900))) FROM idem.claim('explained', 'size-both', sized(900))$$),
+  refused($$SELECT idem.fail(token, jsonb_build_object('message', repeat('x', 900))) FROM idem.claim('explained', 'size-failed', sized(900))$$),
+  refused($$SELECT idem.release(token, error => jsonb_build_object('message', repeat('x', 900)))
+              FROM idem.claim('explained', 'size-steps', sized(900), lease => '1 hour'), idem.checkpoint(token, 'charged', sized(900))$$),
   refused($$SELECT idem.claim('explained', 'size-alone', sized(1100))$$),
   refused($$SELECT idem.once('explained', 'size-alone', sized(1100))$$);
 SELECT idem.alter_scope('explained', max_answer_size => 65536);

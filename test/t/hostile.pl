@@ -370,7 +370,7 @@ SQL
 is($stdout, qq(in_progress\n"small"\nsmall enough\n"small"),
 	'within a savepoint: the claim is still open and completes with a smaller answer');
 like($stderr,
-	qr/answer is too large\n.*DETAIL:  The key's record would hold 1000000\d\d bytes; "max_answer_size" of scope/,
+	qr/answer is too large\n.*DETAIL:  It has 1000000\d\d bytes; "max_answer_size" of scope/,
 	'the error names the limit');
 like($stderr, qr/ of scope "plain" allows 67108864 bytes/, 'and says what it allows');
 is( run_sql(<<"SQL", $db), qq(64\n"54000"), 'within an EXCEPTION block: the failure is stored, the effect is not');
