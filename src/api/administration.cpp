@@ -143,19 +143,21 @@ bool forget(const pg::Scope* scope, const pg::Key& key, bool force) {
 
 // ---- erase --------------------------------------------------------------------------------------
 
-// The caller may be a superuser, and the table's indexes of another role: see pg/server/owner.
-void rewrite(const pg::Key& key, const pg::Found& found, const pg::NewRecord& rest,
-             pg::WaitBound& bound) {
+// The caller may be a superuser, and the table's indexes and triggers of another role: see
+// pg/server/owner. fault_of says what keeps the table's owner from the write.
+template <class Write>
+bool as_owner(const pg::Key& key, pg::RecordTableFault fault_of(Oid table), Write write) {
     const pg::Records records(key.table, pg::Access::write);
     const Oid table = RelationGetRelid(records.table());
-    if (const auto fault = pg::rewriting_fault(table))
+    if (const auto fault = fault_of(table))
         ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-                        errmsg("the rows of table %s are not rewritten", pg::qualified_name(table)),
+                        errmsg("the rows of table %s are not erased", pg::qualified_name(table)),
                         errdetail("%s", fault.detail), errhint("%s", pg::hint_of(fault))));
     pg::AsOwner owner(records.table());
-    replace_record(key, found, rest, bound);
+    const bool written = write();
     owner.end();
     records.close();
+    return written;
 }
 
 // Of a scope that is gone, records may remain until the purge deletes them: scope is NULL then.
@@ -165,7 +167,9 @@ bool erase(const pg::Scope* scope, const pg::Key& key, bool force) {
     const std::string_view scope_name = scope == nullptr ? "" : pstrdup(scope->name);
     return change_record(key, "erase", Lease::waits, bound, [&](const pg::Found& found) {
         // An expired record is of no use, so nothing of it is kept.
-        if (!is_live(found)) return delete_live_record(key, found, bound);
+        if (!is_live(found))
+            return as_owner(key, pg::owning_fault,
+                            [&] { return delete_live_record(key, found, bound); });
         const pg::Record& old = found.record;
         if (!force && old.state() == core::State::in_progress &&
             (old.stored_request() != nullptr || old.recovery_state() != nullptr))
@@ -178,7 +182,10 @@ bool erase(const pg::Scope* scope, const pg::Key& key, bool force) {
                              "continued, pass \"force\" => true.")));
         const pg::NewRecord rest = pg::erased(old);
         if (rest.is_same_as(old)) return true;
-        rewrite(key, found, rest, bound);
+        as_owner(key, pg::rewriting_fault, [&] {
+            replace_record(key, found, rest, bound);
+            return true;
+        });
         log_change("record was erased", scope_name, key, found);
         return true;
     });

@@ -151,6 +151,12 @@ for my $case (
 	[ 'a condition that runs a query', q{CREATE TRIGGER x AFTER DELETE ON idem.record FOR EACH ROW
 		WHEN (query_to_xml('SELECT app.evil()', false, false, '') IS NOT NULL) EXECUTE FUNCTION public.notes()},
 		qr/WHEN condition of trigger "x"/ ],
+	[ 'a function that can stop to have the rights of its owner', 'ALTER FUNCTION app.trigger() SECURITY DEFINER;
+		CREATE TRIGGER x AFTER DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()',
+		qr/Trigger "x" calls function "trigger"/ ],
+	[ 'a foreign key that reads a table of another role',
+		'SET ROLE app; CREATE TABLE app.referring (digest uuid REFERENCES idem.record); RESET ROLE',
+		qr/Trigger "RI_\w+" of a foreign key reads table "referring" of another role/ ],
 	[ 'a foreign key that changes a table of another role',
 		'SET ROLE app; CREATE TABLE app.referring (digest uuid REFERENCES idem.record ON DELETE CASCADE);
 		CREATE TRIGGER x AFTER DELETE ON app.referring FOR EACH ROW EXECUTE FUNCTION app.trigger(); RESET ROLE',
@@ -164,7 +170,8 @@ for my $case (
 	by_superuser();
 	is(left(), '2|3', "$what: a superuser's purge writes nothing");
 	like(purge_health(), $found, "$what: health() says why");
-	is(sqlstate($node, q{SELECT idem.erase('answers', 'good')}), '55000', "$what: erase() does not write either");
+	is(sqlstate($node, "SELECT idem.erase($_)"), '55000', "$what: erase($_) does not write either")
+	  for q('answers', 'good'), q('short', 'a');
 	$node->append_conf('postgresql.conf', q{idem.purge_naptime = '50ms'});
 	$node->reload;
 	await_runs($node, 'postgres');
@@ -178,9 +185,9 @@ for my $case (
 		EXECUTE FUNCTION public.notes()', 'postgres: pg_catalog, pg_temp' ],
 	[ 'a condition of built-in functions', q{CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW
 		WHEN (OLD.key <> upper(OLD.key)) EXECUTE FUNCTION public.notes()}, 'postgres: pg_catalog, pg_temp' ],
-	[ 'a function with the rights of its owner', 'ALTER FUNCTION app.trigger() SECURITY DEFINER;
-		CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()',
-		'app: pg_catalog, pg_temp' ],
+	[ 'beside a foreign key of a superuser', 'CREATE TABLE app.referring (digest uuid REFERENCES idem.record);
+		CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION public.notes()',
+		'postgres: pg_catalog, pg_temp' ],
 	[ 'a function of the role that owns the table', 'ALTER FUNCTION app.trigger() SECURITY INVOKER;
 		ALTER TABLE idem.record OWNER TO app; CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW
 		EXECUTE FUNCTION app.trigger()', 'app: pg_catalog, pg_temp' ],)
@@ -195,7 +202,7 @@ for my $case (
 		is(left(), '0|0', "$what: the purge writes");
 		is(sql($ran), $as, "$what: and the trigger fires");
 	}
-	sql('DROP TRIGGER x ON idem.record');
+	sql('DROP TRIGGER x ON idem.record; DROP TABLE IF EXISTS app.referring');
 }
 sql('ALTER TABLE idem.record OWNER TO postgres; REVOKE ALL ON idem.record FROM app');
 

@@ -48,6 +48,11 @@ bool is_before(const Trigger& trigger) {
 
 // ---- Whose code a trigger runs ------------------------------------------------------------------
 
+// Its code has the rights of the table's owner anyway.
+bool is_trusted(Oid role, Relation table) {
+    return role == table->rd_rel->relowner || superuser_arg(role);
+}
+
 // Changes rows that refer to the one that is written, and their triggers run as the role that
 // writes.
 bool is_cascading(const Trigger& trigger) {
@@ -57,15 +62,28 @@ bool is_cascading(const Trigger& trigger) {
            std::ranges::find(harmless, trigger.tgfoid) == harmless.end();
 }
 
-// The function is its owner's, who may replace it.
-bool is_foreign(Oid function, Oid table_owner) {
+// Looks for rows that refer to the one that is written, as the owner of their table, whose casts
+// and indexes may call the owner's code. That could change the search_path of the triggers behind
+// it.
+bool is_foreign_reference(const Trigger& trigger, Relation table) {
+    if (RI_FKey_trigger_type(trigger.tgfoid) != RI_TRIGGER_PK) return false;
+    HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(trigger.tgconstrrelid));
+    if (!HeapTupleIsValid(tuple)) return true;
+    const auto* referring = reinterpret_cast<const FormData_pg_class*>(GETSTRUCT(tuple));
+    const bool trusted = is_trusted(referring->relowner, table);
+    ReleaseSysCache(tuple);
+    return !trusted;
+}
+
+// The function is its owner's, who may replace it. SECURITY DEFINER does not help: the owner may
+// take it back between two triggers.
+bool is_foreign(Oid function, Relation table) {
     HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
     if (!HeapTupleIsValid(tuple)) return true;
     const auto* form = reinterpret_cast<const FormData_pg_proc*>(GETSTRUCT(tuple));
-    const bool own =
-        form->prosecdef || form->proowner == table_owner || superuser_arg(form->proowner);
+    const bool trusted = is_trusted(form->proowner, table);
     ReleaseSysCache(tuple);
-    return !own;
+    return !trusted;
 }
 
 bool is_added(Oid function, void*) {
@@ -134,7 +152,7 @@ const Trigger* before_trigger(Relation table) {
 std::optional<UntrustedTrigger> untrusted_trigger(Relation table) {
     const auto runs_as_another = [table](const Trigger& trigger) {
         return trigger.tgdeferrable || is_cascading(trigger) ||
-               is_foreign(trigger.tgfoid, table->rd_rel->relowner) ||
+               is_foreign_reference(trigger, table) || is_foreign(trigger.tgfoid, table) ||
                has_foreign_condition(trigger);
     };
     const Trigger* trigger = find_trigger(table, any_event, runs_as_another);
@@ -151,6 +169,12 @@ std::optional<UntrustedTrigger> untrusted_trigger(Relation table) {
                      "whose own triggers would have the rights of the table's owner.",
                      trigger->tgname),
             "Drop the foreign key, or create it with NO ACTION."};
+    if (is_foreign_reference(*trigger, table))
+        return UntrustedTrigger{
+            psprintf("Trigger \"%s\" of a foreign key reads table \"%s\" of another role than "
+                     "the table's owner, whose rights the next triggers have.",
+                     trigger->tgname, get_rel_name(trigger->tgconstrrelid)),
+            "Drop the foreign key, or let the table's owner own both tables."};
     if (has_foreign_condition(*trigger))
         return UntrustedTrigger{
             psprintf(
@@ -163,9 +187,7 @@ std::optional<UntrustedTrigger> untrusted_trigger(Relation table) {
         psprintf("Trigger \"%s\" calls function \"%s\" of another role than the table's owner, "
                  "whose rights it would have.",
                  trigger->tgname, function),
-        psprintf("Review function \"%s\"; then let the table's owner own it, or make it SECURITY "
-                 "DEFINER.",
-                 function)};
+        psprintf("Review function \"%s\"; then let the table's owner own it.", function)};
 }
 
 void refuse_before_triggers(Relation table, CmdType command) {
