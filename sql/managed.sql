@@ -215,11 +215,12 @@ COMMENT ON TABLE idem.watermark IS
 
 -- A view has the rights of its owner, and current_user in it is still the caller. proof is a MAC of
 -- the caller's name, and NULL where the secret is missing, which check_caller refuses; without a
--- row, a call would return NULL. The calls pass one text with the collation "C", which all texts of
+-- row, a call would return NULL. Its secret is the newest, so that idem.rotate_secret() makes one that
+-- has leaked useless. The calls pass one text with the collation "C", which all texts of
 -- the function then have: in that of a caller's column, another key may be equal.
 CREATE VIEW idem_internal.caller AS
     SELECT quote_ident(current_user)::regrole::oid AS role,
-           sha256((SELECT k.secret FROM idem.secret AS k WHERE k.id = 0)
+           sha256((SELECT k.secret FROM idem.secret AS k WHERE k.id > 0 ORDER BY k.id DESC LIMIT 1)
                   || int4send(pg_backend_pid())
                   || timestamptz_send(transaction_timestamp())
                   || convert_to(current_user, 'UTF8')) AS proof;
@@ -264,18 +265,30 @@ $$;
 CREATE FUNCTION idem_internal.check_caller(caller oid, proof bytea)
 RETURNS void
 LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    proven integer;
 BEGIN
     IF current_setting('transaction_isolation') NOT LIKE 'read %' THEN
         PERFORM idem_internal.check_snapshot();
     END IF;
-    IF NOT EXISTS (SELECT FROM idem.secret WHERE id = 0) THEN
+    IF (SELECT min(k.id) = 0 AND max(k.id) > 0 FROM idem.secret AS k) IS NOT TRUE THEN
         PERFORM idem_internal.refuse_without_secrets();
-    ELSIF (proof = (SELECT sha256(k.secret || int4send(pg_backend_pid())
-                                  || timestamptz_send(transaction_timestamp())
-                                  || convert_to((SELECT r.rolname FROM pg_roles AS r
-                                                 WHERE r.oid = caller), 'UTF8'))
-                    FROM idem.secret AS k WHERE k.id = 0)) IS NOT TRUE
-    THEN
+    END IF;
+    SELECT k.id INTO proven
+    FROM idem.secret AS k
+    WHERE k.id > 0
+        AND proof = sha256(k.secret || int4send(pg_backend_pid())
+                           || timestamptz_send(transaction_timestamp())
+                           || convert_to((SELECT r.rolname FROM pg_roles AS r
+                                          WHERE r.oid = caller), 'UTF8'))
+    ORDER BY k.id DESC
+    LIMIT 1;
+    IF proven < (SELECT max(k.id) FROM idem.secret AS k) THEN
+        RAISE serialization_failure USING
+            MESSAGE = 'could not prove who calls',
+            DETAIL = 'The secret that proves it was renewed meanwhile.',
+            HINT = 'Retry the transaction.';
+    ELSIF proven IS NULL THEN
         RAISE insufficient_privilege USING
             MESSAGE = 'permission denied for a function of schema idem_internal',
             DETAIL = 'The proof is not of this role, backend and transaction.',
@@ -2147,6 +2160,11 @@ LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     newest idem.record;
 BEGIN
+    -- A type of another table's owner may bring code, such as a cast to the type of idem.record.
+    IF TG_RELID OPERATOR(pg_catalog.<>) 'idem.record'::pg_catalog.regclass THEN
+        RAISE insufficient_privilege USING
+            MESSAGE = 'permission denied for function refuse_open_claim';
+    END IF;
     -- The row of a claim that was completed has a newer version.
     IF pg_catalog.currtid2('idem.record', NEW.ctid) OPERATOR(pg_catalog.<>) NEW.ctid THEN
         RETURN NULL;
