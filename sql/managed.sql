@@ -215,9 +215,9 @@ COMMENT ON TABLE idem.watermark IS
 
 -- A view has the rights of its owner, and current_user in it is still the caller. proof is a MAC of
 -- the caller's name, and NULL where the secret is missing, which check_caller refuses; without a
--- row, a call would return NULL. Its secret is the newest, so that idem.rotate_secret() makes one that
--- has leaked useless. The calls pass one text with the collation "C", which all texts of
--- the function then have: in that of a caller's column, another key may be equal.
+-- row, a call would return NULL. Its secret is the newest, so that idem.rotate_secret() makes one
+-- that has leaked useless. The calls pass one text with the collation "C", which all texts of the
+-- function then have: in that of a caller's column, another key may be equal.
 CREATE VIEW idem_internal.caller AS
     SELECT quote_ident(current_user)::regrole::oid AS role,
            sha256((SELECT k.secret FROM idem.secret AS k WHERE k.id > 0 ORDER BY k.id DESC LIMIT 1)

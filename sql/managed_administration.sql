@@ -164,7 +164,8 @@ AS $$
                          'reset_stream', 'create_scope', 'alter_scope', 'drop_scope',
                          'rotate_secret', 'revoke', 'forget', 'erase', 'forget_tenant',
                          'erase_tenant', 'purge')
-                     ELSE l.lanname <> 'plpgsql' OR p.prosecdef AND p.prorettype <> 'trigger'::regtype
+                     ELSE l.lanname <> 'plpgsql'
+                         OR p.prosecdef AND p.prorettype <> 'trigger'::regtype
                          OR coalesce(p.proconfig::text LIKE '%search_path%', false)
                          OR p.proname IN ('canonical', 'claim_or_replay', 'is_own', 'note') END
           FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang

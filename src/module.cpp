@@ -39,6 +39,17 @@ static void at_transaction_event(XactEvent event, void*) {
     }
 }
 
+// Of the functions that modules register, the server calls the newest first. prepare_commit() has
+// to refuse an open claim before postgres_fdw, for example, commits on another server what belongs
+// to it. The new registration comes before the old one is removed, so that an error leaves one.
+static void come_first() {
+    static constinit bool turn = false;
+    static constinit std::array<char, 2> registrations{};
+    RegisterXactCallback(at_transaction_event, &registrations[turn ? 0 : 1]);
+    UnregisterXactCallback(at_transaction_event, &registrations[turn ? 1 : 0]);
+    turn = !turn;
+}
+
 static void at_savepoint_event(SubXactEvent event, SubTransactionId sub, SubTransactionId parent,
                                void*) {
     if (event == SUBXACT_EVENT_COMMIT_SUB) {
@@ -111,7 +122,8 @@ void _PG_init(void) {
     on_invalidation(Table::secret, forget_secrets);
     on_firing(keep_scopes);
     init_test_seam();
-    RegisterXactCallback(at_transaction_event, nullptr);
+    come_first();
+    on_first_claim(come_first);
     RegisterSubXactCallback(at_savepoint_event, nullptr);
     if (!guc::preloaded) return;
     next_request_hook = std::exchange(shmem_request_hook, request_memory);

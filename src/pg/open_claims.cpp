@@ -25,6 +25,9 @@ struct Claims {
 
 constinit Claims* claims = nullptr;  // in TopTransactionContext; NULL before the first claim
 
+using Prepare = void();
+constinit Prepare* prepare_to_claim = nullptr;
+
 Claim*& chain_of(const core::Digest& digest) {
     return claims->buckets[std::to_integer<std::size_t>(digest.back()) % claims->buckets.size()];
 }
@@ -95,6 +98,7 @@ void refuse_open_claims(bool preparing) {
 
 void make_map() {
     if (claims != nullptr) return;
+    if (prepare_to_claim != nullptr) prepare_to_claim();
     claims = static_cast<Claims*>(MemoryContextAllocZero(TopTransactionContext, sizeof(Claims)));
 }
 
@@ -132,6 +136,10 @@ void init_test_seam() {
     test_seam->newest_claim = []() -> const Claim* {
         return claims == nullptr ? nullptr : claims->newest;
     };
+}
+
+void on_first_claim(void (*prepare)()) {
+    prepare_to_claim = prepare;
 }
 
 Claim* find_claim(const core::Digest& digest) {

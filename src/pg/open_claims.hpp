@@ -72,6 +72,9 @@ int claims_held();
 // Makes the commit of this transaction wait for its WAL as with synchronous_commit = on.
 void commit_durably();
 
+// Registers a function that is called before a transaction's first claim is remembered.
+void on_first_claim(void (*prepare)());
+
 // The end of a transaction and of its subtransactions. prepare_commit() raises ID006 if an atomic
 // claim is open. When a subtransaction rolls back, what it claimed is gone, and what it finished is
 // open again.

@@ -186,8 +186,8 @@ bool note(Purge& purge, RecordBlock from, RecordBlock until, const ErrorData* er
     return !known || purge.limits.time_limit_ms == 0;
 }
 
-// The lock is kept until the transaction ends. A concurrent step begins where the first began and
-// saves nothing, so that no step waits and there is one position.
+// The lock is kept until the transaction ends. A concurrent step begins where its caller says, or
+// else where the first began, and saves nothing, so that no step waits and there is one position.
 void read_position(Purge& purge) {
     purge.saves_progress = as_transaction_owner([] {
         return ConditionalLockRelationOid(table_oid(Table::purge_progress), ShareRowExclusiveLock);
@@ -197,6 +197,8 @@ void read_position(Purge& purge) {
     for_each_note(purge.notes, [&purge](const Note& note) {
         if (note.sqlstate == nullptr) purge.position = note.block;
     });
+    if (!purge.saves_progress && purge.limits.otherwise_from)
+        purge.position = *purge.limits.otherwise_from;
 }
 
 void note_position(Purge& purge) {
@@ -433,6 +435,7 @@ PurgeResult purge_step(TimestampTz now, const PurgeLimits& limits) {
     learn_scopes(purge);
     purge.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
     purge_tables(purge, readable);
+    purge.result.next = purge.position;
     for_each_note(purge.notes, [tables](Note& note) {
         const Oid table = table_of(note.block);
         if (table != common_records && !list_member_oid(tables, table))  // it was dropped

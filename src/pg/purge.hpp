@@ -28,6 +28,8 @@ struct PurgeLimits {
     // The time that one pass over a stretch of a table may take, in milliseconds; 0: the session's
     // own limits hold. For a process without a statement_timeout.
     int time_limit_ms = 0;
+    // Where to begin if an open transaction has purged, which keeps the position to itself.
+    std::optional<RecordBlock> otherwise_from;
 };
 
 struct PurgeResult {
@@ -35,6 +37,7 @@ struct PurgeResult {
     std::int64_t purged;      // records deleted, or whose answer was removed
     std::int64_t blocks;      // blocks read to the end
     std::int64_t all_blocks;  // in the tables that are not left out
+    RecordBlock next;         // where the next step begins
     bool subscribed;          // nothing was deleted: a publisher purges, and all else is empty
 };
 

@@ -107,12 +107,14 @@ void forget_statistics(bool installed) {
 }
 
 // Purges one batch of what had expired at that time, and returns how it ended. The purge has been
-// around all tables if batch.blocks == batch.all_blocks.
-Outcome purge_batch(TimestampTz now, std::int32_t rate, pg::PurgeResult& batch) {
+// around all tables if batch.blocks == batch.all_blocks. from: where the last batch ended.
+Outcome purge_batch(TimestampTz now, std::int32_t rate, std::optional<pg::RecordBlock> from,
+                    pg::PurgeResult& batch) {
     begin();
     const Outcome outcome = lock_installation();
     if (outcome == Outcome::purged)
-        batch = pg::purge_step(now, {core::batch_records(rate), blocks_a_batch, stretch_limit_ms});
+        batch = pg::purge_step(now,
+                               {core::batch_records(rate), blocks_a_batch, stretch_limit_ms, from});
     end();
     return outcome;
 }
@@ -147,6 +149,7 @@ void work(Task& task) {
     const std::uint32_t wait_event = pg::compat::wait_event("IdemPurgerDelay");
     const std::int64_t start = read_clocks().steady;
     std::int64_t blocks_read = 0;
+    std::optional<pg::RecordBlock> from;
     for (;;) {
         const core::Clocks before = read_clocks();
         if (!core::agree(task.clocks, before)) {
@@ -156,8 +159,9 @@ void work(Task& task) {
         const std::int32_t rate = pg::guc::purge_rate;
         pg::PurgeResult batch{};
         // Only this reading was compared: a later one may be of a clock that has just been set.
-        task.outcome = purge_batch(before.wall, rate, batch);
+        task.outcome = purge_batch(before.wall, rate, from, batch);
         if (task.outcome != Outcome::purged) return;
+        from = batch.next;
         blocks_read += batch.blocks;
         task.counts.seen += batch.seen;
         task.counts.deleted += batch.purged;

@@ -523,6 +523,29 @@ is($node->safe_psql($db, 'SELECT count(*) - count(DISTINCT (scope, tenant, coale
 	FROM idem.record'), 0, 'no key has two records');
 log_is_clean($node);
 
+# Another server ----------------------------------------------------------------------------------
+
+# postgres_fdw commits there when the local transaction commits. An open claim is refused before that.
+SKIP:
+{
+	skip 'postgres_fdw is not installed', 1
+	  unless $node->safe_psql('postgres', q{SELECT count(*) FROM pg_available_extensions WHERE name = 'postgres_fdw'});
+	my $far = fresh_database('far');
+	my $near = fresh_database('near');
+	$node->safe_psql($far, 'CREATE TABLE effect (i int)');
+	$node->safe_psql($near, "CREATE EXTENSION idem; CREATE EXTENSION postgres_fdw; SELECT idem.create_scope('plain');
+		CREATE SERVER far FOREIGN DATA WRAPPER postgres_fdw OPTIONS (dbname 'far', host '" . $node->host . "', port '"
+		  . $node->port . "'); CREATE USER MAPPING FOR CURRENT_USER SERVER far;
+		CREATE FOREIGN TABLE effect (i int) SERVER far");
+	$node->psql($near, <<'SQL', on_error_stop => 0);
+TABLE effect;
+BEGIN; SELECT FROM idem.claim('plain', 'forgotten'); INSERT INTO effect VALUES (1); COMMIT;
+BEGIN; SELECT FROM idem.claim('plain', 'forgotten'); INSERT INTO effect VALUES (2); COMMIT;
+SQL
+	is($node->safe_psql($far, 'SELECT count(*) FROM effect'), 0,
+		'a forgotten claim leaves no effect on another server');
+}
+
 # Whose code runs ---------------------------------------------------------------------------------
 
 # On a managed server, the tables belong to a role that is no superuser (SECURITY.md). It plants its

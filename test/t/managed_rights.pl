@@ -69,7 +69,8 @@ like(bob('SELECT outcome FROM ' . sprintf($call, "'alice'", sprintf($mac, 1), 'a
 
 # The functions of triggers have the rights of their owner, and a table that has the trigger may bring casts.
 like(bob('CREATE TEMP TABLE mine (); CREATE TRIGGER x AFTER INSERT ON mine FOR EACH ROW
-	EXECUTE FUNCTION idem_internal.refuse_open_claim()'), qr/permission denied for function idem_internal\.refuse_open_claim/,
+	EXECUTE FUNCTION idem_internal.refuse_open_claim()'),
+	qr/permission denied for function idem_internal\.refuse_open_claim/,
 	'the function of the trigger of idem.record is for no other table');
 $node->safe_psql('postgres', 'GRANT EXECUTE ON FUNCTION idem_internal.refuse_open_claim TO bob');
 like(bob(q{CREATE TEMP TABLE mine (); CREATE FUNCTION pg_temp.steal(mine) RETURNS idem.record LANGUAGE plpgsql AS $$
@@ -77,7 +78,8 @@ like(bob(q{CREATE TEMP TABLE mine (); CREATE FUNCTION pg_temp.steal(mine) RETURN
 	CREATE CAST (mine AS idem.record) WITH FUNCTION pg_temp.steal(mine) AS IMPLICIT;
 	CREATE TRIGGER x AFTER INSERT ON mine FOR EACH ROW EXECUTE FUNCTION idem_internal.refuse_open_claim();
 	INSERT INTO mine SELECT FROM generate_series(1, 9)}),
-	qr/permission denied for function refuse_open_claim/, 'and does not run there, even for a role that was granted it');
+	qr/permission denied for function refuse_open_claim/,
+	'and does not run there, even for a role that was granted it');
 $node->safe_psql('postgres', 'REVOKE EXECUTE ON FUNCTION idem_internal.refuse_open_claim FROM bob');
 
 # The name of a function is compared as it is: where a collation ignores the point, f.orget equals forget.
@@ -525,9 +527,10 @@ $node->safe_psql('postgres', "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idem TO b
 my $older = "SELECT outcome FROM idem.try_claim('bob_scope', 'with_request', '{\"a\": 1}')";
 bob("BEGIN; SELECT token AS t FROM idem.claim('bob_scope', 'with_request', '{\"a\": 1}') \\gset\n"
 	. "SELECT idem.complete(:'t'); COMMIT");
-$node->safe_psql('postgres', 'CREATE TABLE kept AS SELECT * FROM idem.secret; DELETE FROM idem.secret WHERE id > 0');
+$node->safe_psql('postgres', 'CREATE TABLE kept AS TABLE idem.secret; DELETE FROM idem.secret WHERE id > 0');
 is(bob($older), 'completed', 'a request is compared with the help of the copy');
-like(bob($older =~ s/\)$/, ttl => '1 hour')/r), qr/idem has no secrets in this database/, 'but not on the long way');
+like(bob($older =~ s/\)$/, ttl => '1 hour')/r), qr/idem has no secrets in this database/,
+	'but not on the long way');
 like(bob("SELECT idem.claim('bob_scope', 'k', '1', ttl => '1 hour')"), qr/idem has no secrets in this database/,
 	'and no new fingerprint is made');
 $node->safe_psql('postgres', 'DELETE FROM idem.secret');

@@ -343,6 +343,16 @@ is(scalar pids('purger'), 0, 'a naptime of 0 stops the worker');
 fill('other_name', 50, '-1 second');
 is(records('other_name'), 50, 'no worker comes');
 
+# An open transaction that has purged keeps the position. The worker goes on from its own.
+my $purging = $node->background_psql('other_name');
+fill('other_name', 150000, '-1 second');
+$purging->query_safe('BEGIN; SELECT idem.purge(10)');
+set_conf('idem.purge_naptime' => '50ms', 'idem.purge_rate' => 0);
+left('other_name', 10, 'all is purged beside a transaction that has purged');
+$purging->quit;
+left('other_name', 0, 'and the rest when it has ended');
+configure_purge($node, 'idem.purge_naptime', '0');
+
 # A session that watches for old transactions must not see the launcher, whose transactions are
 # short.
 my $watcher = $node->background_psql('postgres');

@@ -225,7 +225,7 @@ bool insert_scope(ScopeRow& row, bool if_not_exists) {
 StoredScope stored_scope(std::int32_t id) {
     StoredScope stored;
     if (!with_row(id, [&](TupleTableSlot* slot) { stored = copy_row(slot); }))
-        elog(ERROR, "scope %d is gone although it was looked up", id);
+        report::serialization_failure("The scope was dropped meanwhile.");
     return stored;
 }
 
