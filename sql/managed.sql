@@ -3556,8 +3556,9 @@ BEGIN
                           ELSE 'This transaction has no claim in any of the scopes ' END
                 || (SELECT string_agg('"' || a || '"', ', ' ORDER BY n)
                     FROM unnest(TG_ARGV[:]) WITH ORDINALITY AS t (a, n)) || '.',
-            HINT = 'Before the write, claim the operation''s key with idem.claim() in the same '
-                   'transaction. ROLLBACK TO a savepoint undoes the claims made after it.';
+            HINT = 'Before the write, claim the operation''s key with idem.claim(), or renew its '
+                   'lease with idem.renew(), in the same transaction. ROLLBACK TO a savepoint '
+                   'undoes what was claimed after it.';
     END IF;
     RETURN coalesce(NEW, OLD);
 END

@@ -21,8 +21,9 @@ GRANT USAGE ON SCHEMA migrate TO PUBLIC;
 
 -- ADAPT: your table, with these column names: text, but for status (integer), response (jsonb) and
 -- expires_at (timestamptz). If it has no tenants, use ''; if it has no hashes, NULL; if a key that
--- never expires has NULL, coalesce(expires_at, 'infinity'). The docs say what to do about a key of
--- another type.
+-- never expires has NULL, coalesce(expires_at, 'infinity'). A row with neither status nor response is
+-- an operation that has begun: if it means that one is done, use 200 for the status. The docs say what
+-- to do about a key of another type.
 CREATE VIEW migrate.old AS
   SELECT scope, tenant, key, request_hash, status, response, expires_at FROM idempotency_key;
 
@@ -42,6 +43,10 @@ CREATE TRIGGER moved_again BEFORE UPDATE ON idempotency_key FOR EACH ROW      --
 
 -- A transaction that sees this row also sees everything that was written before the fence.
 CREATE TABLE migrate.fence AS SELECT now() AS since;
+
+-- ADAPT: ids of messages, for consumers that call idem.once(). They are copied here, behind the fence
+-- and in its transaction; leave them out of the view.
+-- SELECT count(*) FROM idem.once_each('messages', ARRAY(SELECT id FROM handled_message));
 
 -- ADAPT: your application's role.
 -- GRANT SELECT, DELETE ON migrate.old TO shop; GRANT SELECT ON migrate.fence TO shop;
@@ -67,7 +72,8 @@ BEGIN
     RAISE EXCEPTION 'this transaction began before idempotency keys were moved'
       USING ERRCODE = '40001', HINT = 'Retry the transaction with the same key.';
   END IF;
-  tenant := coalesce(tenant, current_setting('idem.tenant', true), '');      -- as idem.claim() does
+  -- As idem.claim() does; in a scope with tenant_from => 'role', pass the role's name.
+  tenant := coalesce(tenant, current_setting('idem.tenant', true), '');
   -- Look here first and then in idem: a key that moves in between is found there.
   SELECT * INTO stored FROM migrate.old o
    WHERE o.scope = scope AND o.tenant = tenant AND o.key = key AND o.expires_at > instant;

@@ -59,8 +59,10 @@ char* quoted_list(Names names) {
          errdetail_plural("This transaction has no claim in scope %s.",
                           "This transaction has no claim in any of the scopes %s.", scopes.size(),
                           quoted_list(scopes)),
-         errhint("Before the write, claim the operation's key with idem.claim() in the same "
-                 "transaction. ROLLBACK TO a savepoint undoes the claims made after it.")));
+         errhint(
+             "Before the write, claim the operation's key with idem.claim(), or renew its lease "
+             "with idem.renew(), in the same transaction. ROLLBACK TO a savepoint undoes what "
+             "was claimed after it.")));
 }
 
 // A row trigger returns the row to be written; the result of a statement trigger is ignored.

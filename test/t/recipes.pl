@@ -673,6 +673,7 @@ sub returns_rows
 	my @said = ($reserve->('r1', 'ann', 2), $reserve->('r2', 'bob', 2), $reserve->('r3', 'cyd', 2));
 	ask(q{UPDATE seat SET guest = NULL});
 	push @said, map { $reserve->("r$_->[0]", $_->[1], 2) } [ 1, 'ann' ], [ 2, 'bob' ], [ 3, 'cyd' ], [ 3, 'dan' ];
+	push @said, map { ask("SELECT * FROM reserve('null', $_)") } q{NULL, 2}, q{'eve', NULL};
 	return facts(@said, 'free ' . ask('SELECT count(*) FROM seat WHERE guest IS NULL'));
 }
 
@@ -802,6 +803,9 @@ sub postgrest
 	push @said, rpc($key->('"k4"'), '{"amount": 10}');
 	push @said, map { inserted(@$_) } [ '"k1"', 'ann', 7 ], [ '"k1"', 'ann', 7 ], [ '"k1"', 'bob', 7 ],
 		[ '"k5"', 'ann', 'NULL' ], [ '"k5"', 'ann', 7 ], [ undef, 'ann', 7 ], [ '"k5', 'ann', 7 ];
+	my $as_bob = q{SET ROLE web_user; SET request.jwt.claims = '{"sub": "bob"}';};
+	push @said, ask("$as_bob SELECT DISTINCT payer FROM api.payment"),
+		ask("$as_bob INSERT INTO api.payment (payer, amount) VALUES ('ann', 1)");
 	return facts(@said, 'payments ' . ask('SELECT count(*) FROM api.payment'));
 }
 
@@ -873,6 +877,12 @@ SQL
 	push @seen, $post->('r2', 6, 'another'), $get->('r2');
 	ask('CALL make_reports()');
 	push @seen, $get->('another');
+
+	# An error that quotes the request, which is as large as it may be, does not stop the worker.
+	$post->('long', '"' . 'x' x 65480 . '"');
+	$post->('next', 4);
+	ask('CALL make_reports()');
+	push @seen, $get->('next');
 	return facts(@seen, 'made ' . ask('SELECT count(*) FROM made'));
 }
 
@@ -1182,11 +1192,12 @@ my %test = (
 		. '/reports/r2, 202 /reports/r2, 200 {"rows": 3}, '
 		  . '202 /reports/r3, 202 /reports/r4, 202 5, 200 {"rows": 12}, 202 60, first|2, 404 {"message": "no such '
 		  . 'year"}, '
-		  . '202 /reports/another, 200 {"rows": 3}, 200 {"rows": 2}, made 4',
+		  . '202 /reports/another, 200 {"rows": 3}, 200 {"rows": 2}, 200 {"rows": 3}, made 5',
 		without => {
 			claim => [ qr/idem\.claim\('POST \/reports', key/, q{idem.claim('POST /reports', idem.new_key()},
-				qr/made 9/ ],
-			new_key => [ qr/idem\.new_key\(\)/, 'key', qr/202 5, 404, made 4/ ],
+				qr/made 10/ ],
+			new_key => [ qr/idem\.new_key\(\)/, 'key', qr/202 5, 404, / ],
+			left => [ qr/left\('report: ' \|\| SQLERRM, 1000\)/, 'SQLERRM', qr/202 5, made 4/ ],
 			lease => [ qr/, lease => '1 microsecond'/, '', qr/^404, ID006/ ],
 			take => [ qr/idem\.take\('reports'\)/, 'NULL::idem.take_result', qr/made 0/ ],
 			release => [ qr/EXCEPTION WHEN OTHERS THEN.*?\)\);/s, '', qr/202 5, 202 5, 202 60/ ],
@@ -1237,11 +1248,12 @@ my %test = (
 	},
 	'A function that returns rows' => {
 		run => \&returns_rows,
-		shows => 'A1|10.50 A2|11.00, A3|11.50, , A1|10.50 A2|11.00, A3|11.50, , ID002, free 3',
+		shows => 'A1|10.50 A2|11.00, A3|11.50, , A1|10.50 A2|11.00, A3|11.50, , ID002, 22004, 22004, free 3',
 		without => {
 			claim => [ qr/idem\.claim\('reservations', key/, q{idem.claim('reservations', idem.new_key()}, qr/free 0/ ],
 			complete => [ qr/idem\.complete\(c\.token, answer\)/, 'idem.complete(c.token)',
 				qr/A3\|11\.50, , , , , ID002/ ],
+			nulls => [ qr/num_nulls\(guest, seats\)/, '0', qr/, ID002, A1\|10\.50/ ],
 			array => [ qr/= ANY \(ARRAY\((SELECT .*? LOCKED)\)\)/s, '"IN ($1)"', qr/A3\|11\.50, , , / ],
 		},
 	},
@@ -1261,7 +1273,7 @@ my %test = (
 		  . '422 ID002, 201 payment 2 /payment?id=eq.2, 400 ID007, 400 ID007, 400 ID007, 400 ID013, '
 		  . '400 23502, 400 22P02, 201 payment 4 /payment?id=eq.4, 412 ID010, 409 ID001 later, 201 payment 5 '
 		  . '/payment?id=eq.5 replayed, '
-		  . 'row 201, row 200 replayed true, row 201, row 400 23502, row 201, row 201, row 400 ID007, payments 8',
+		  . 'row 201, row 200 replayed true, row 201, row 400 23502, row 201, row 201, row 400 ID007, bob, 42501, payments 8',
 		without => {
 			try_claim => [ qr/idem\.parse_key\(headers->>'idempotency-key'\)/, 'idem.new_key()',
 				qr/^201 payment 1 \S+, 201 payment 2/ ],
@@ -1273,6 +1285,7 @@ my %test = (
 			pgrst => [ qr/SQLSTATE 'PGRST'/, q{SQLSTATE 'P0001'}, qr/ 400 P0001/ ],
 			once => [ qr/NOT idem\.once\(.*?'sub'\)/s, 'false', qr/row 201, row 201, row 201/ ],
 			tenant => [ qr/tenant => payer/, q{tenant => 'all'}, qr/422 ID002, 201 payment 1 \S+ replayed/ ],
+			policy => [ qr/ALTER TABLE api\.payment .*?;/, '', qr/ann\s+bob, , / ],
 		},
 	},
 );
