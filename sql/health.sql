@@ -5,7 +5,7 @@
 -- The retention check assumes that retries arrive while their caller waits, and after each lease of
 -- the operation, with a fixed network delay and clock skew; bounds on the factors keep the
 -- intervals in range. What only one edition can check is in its own_checks().
-CREATE FUNCTION idem.health(long_held interval DEFAULT '5 minutes')
+CREATE FUNCTION idem_internal.findings(long_held interval)
 RETURNS SETOF idem.health_result
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
@@ -594,11 +594,69 @@ WHERE c.of_scopes OR pg_has_role('pg_monitor', 'USAGE')
 ORDER BY c.n, f.scope, f.detail
 $$;
 
+COMMENT ON FUNCTION idem_internal.findings IS
+    'Returns the rows of idem.health(), unless a table of idem is locked or missing.';
+
+-- A lock on a table of idem stops every call, and must not stop the function that says so.
+CREATE FUNCTION idem.health(long_held interval DEFAULT '5 minutes')
+RETURNS SETOF idem.health_result
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '2s'
+AS $$
+BEGIN
+    RETURN QUERY SELECT * FROM idem_internal.findings(long_held);
+EXCEPTION
+    WHEN lock_not_available THEN
+        RETURN QUERY
+        SELECT
+            'transactions',
+            'fail',
+            NULL::text,
+            'Nothing could be checked: a table of idem is locked, and calls wait as well'
+                || coalesce(' (' || string_agg(DISTINCT l.lock, ', ') || ').', '.'),
+            coalesce('Wait for the end of the lock, or end what it waits for. To see both: '
+                     'SELECT pid, pg_blocking_pids(pid), state, xact_start, query '
+                     'FROM pg_stat_activity WHERE pid IN ('
+                         || string_agg(DISTINCT b.pid::text, ', ') || ')',
+                     'Call idem.health() again: the lock has ended meanwhile.')
+        FROM (
+            SELECT
+                k.pid,
+                format(CASE WHEN k.granted THEN '%s by %s' ELSE '%s, for which waits %s' END,
+                       t.oid::regclass,
+                       coalesce('process ' || k.pid, 'a prepared transaction')) AS lock
+            FROM pg_locks k
+                LEFT JOIN pg_index i ON i.indexrelid = k.relation
+                JOIN pg_class t ON t.oid = coalesce(i.indrelid, k.relation)
+            WHERE k.locktype = 'relation'
+                AND k.mode = 'AccessExclusiveLock'
+                AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                AND (t.relnamespace = 'idem'::regnamespace
+                     OR EXISTS (SELECT
+                                FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid
+                                WHERE a.attrelid = t.oid
+                                    AND y.typname = 'key_digest'
+                                    AND y.typnamespace = 'idem'::regnamespace))
+        ) AS l
+            LEFT JOIN LATERAL unnest(l.pid || pg_blocking_pids(l.pid)) AS b (pid) ON true;
+    WHEN undefined_table THEN
+        RETURN QUERY
+        SELECT
+            'record tables',
+            'fail',
+            NULL::text,
+            format('Nothing could be checked, and calls fail: %s.', SQLERRM),
+            'If the table was renamed or moved to another schema, give it its name back with ALTER '
+            'TABLE.';
+END
+$$;
+
 COMMENT ON FUNCTION idem.health IS
     'Reports whether everything is in order: one row per check with status ok, warn or fail, a '
     'detail and, unless the status is ok, a hint that says what to do; a check that finds problems '
     'in several scopes has one row per scope, at most ten and one that counts the rest. A check '
     'warns if a lease or retry_after ended longer ago than long_held (NULL: 5 minutes) without a '
     'takeover, or if a transaction has held a key for that long. Shows the checks of the scopes '
-    'that the current role may use; members of pg_monitor see all checks and scopes. Shows no '
-    'key.';
+    'that the current role may use; members of pg_monitor see all checks and scopes. If a table of '
+    'idem is locked for more than two seconds, one row says so. Shows no key.';

@@ -333,6 +333,45 @@ sql("BEGIN; SELECT pg_advisory_xact_lock(1);
 	DO \$\$ BEGIN ASSERT (SELECT status = 'ok' FROM idem.health('0') WHERE check_name = 'transactions'); END \$\$");
 pass('transactions: other advisory locks do not count');
 
+# A lock on a table of idem stops every call, but not health().
+sql('CREATE TABLE ordinary (); SELECT idem.create_record_table($$other$$)');
+for my $table ('idem.record', 'idem.scope', 'idem.watermark', 'other')
+{
+	$session = $node->background_psql('postgres');
+	$pid = $session->query('SELECT pg_backend_pid()');
+	$session->query_safe("BEGIN; LOCK TABLE $table, ordinary");
+	my $name = $table =~ s/^other/public.other/r;
+	is( sql("SELECT check_name, status, detail FROM idem.health()"),
+		'transactions|fail|Nothing could be checked: a table of idem is locked, and calls wait as well '
+		  . "($name by process $pid).",
+		"transactions: $table is locked");
+	my ($look) = sql('SELECT hint FROM idem.health()') =~ /: (SELECT .*)/;
+	like(sql($look), qr/^$pid\|\{\}\|idle in transaction\|/, 'and the hint shows by what');
+	$session->quit;
+}
+$session = $node->background_psql('postgres');
+$session->query_safe(claim_open('in the way'));
+my $vacuum = $node->background_psql('postgres', on_error_stop => 0);
+$pid = $vacuum->query('SELECT pg_backend_pid()');
+$vacuum->query_until(qr/begins/, "\\echo begins\nVACUUM FULL idem.record;\n");
+waits_for($node, $pid, 'Lock');
+like(sql('SELECT detail FROM idem.health()'), qr/\(idem\.record, for which waits process $pid\)\.$/,
+	'transactions: a VACUUM FULL waits, and all wait for it');
+my ($both) = sql('SELECT hint FROM idem.health()') =~ /: (SELECT .*)/;
+like(sql($both), qr/\|idle in transaction\|/, 'and the hint shows for what');
+$session->quit;
+$vacuum->query('SELECT 1');
+$vacuum->quit;
+is(health('transactions'), 'ok', 'transactions: cured');
+sql('DROP TABLE ordinary, other');
+
+sql('ALTER TABLE idem.record RENAME TO renamed');
+is( sql('SELECT check_name, status, detail FROM idem.health()'),
+	'record tables|fail|Nothing could be checked, and calls fail: relation "idem.record" does not exist.',
+	'record tables: one was renamed');
+sql('ALTER TABLE idem.renamed RENAME TO record');
+is(health('record tables'), 'ok', 'record tables: cured');
+
 # weak keys ----------------------------------------------------------------------------------------
 
 sql(q(SELECT pay('1767225600', '{"amount": 1}')));
