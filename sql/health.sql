@@ -188,18 +188,18 @@ test (found, check_name, status, scope, detail, hint) AS (
          'expired; claims_per_minute can refuse the claims of a burst (ID009).'),
         (statement_timestamp() - k.lapsed_since >= coalesce(long_held, '5 minutes'), 'leases',
          'warn',
-         format('Scope "%s" has %s%s unfinished operation%s whose lease or retry_after has ended '
-                'without a takeover, the first at %s.', k.scope, k.about, k.lapsed,
+         format('Scope "%s" has %s unfinished operation%s whose lease or retry_after has ended '
+                'without a takeover, the first at %s.', k.scope, k.lapsed,
                 CASE k.lapsed WHEN 1 THEN '' ELSE 's' END, date_trunc('second', k.lapsed_since)),
          format('Run a worker that takes each operation over with idem.take(), finishes it from '
                 'its recovery point and completes it. Each takeover uses up an attempt. '
                 'To list the keys: SELECT tenant, key, state, lease_end, last_error '
                 'FROM idem.in_flight WHERE scope = %L AND lapsed', k.scope)),
         (k.exhausted > 0, 'attempts', 'warn',
-         format('Scope "%s" has %s%s operation%s with no attempts left (max_attempts is %s). The '
+         format('Scope "%s" has %s operation%s with no attempts left (max_attempts is %s). The '
                 'outcome is undecided, and a claim of such a key raises ID014 until its record '
                 'expires, the first at %s: from then on, a claim runs the operation again.',
-                k.scope, k.about, k.exhausted, CASE k.exhausted WHEN 1 THEN '' ELSE 's' END,
+                k.scope, k.exhausted, CASE k.exhausted WHEN 1 THEN '' ELSE 's' END,
                 k.max_attempts, date_trunc('second', k.exhausted_until)),
          format('Find out what the attempts did, and why they did not finish. idem.revoke() allows '
                 'one operation one more attempt, and a higher max_attempts all of them; it '
@@ -271,6 +271,21 @@ test (found, check_name, status, scope, detail, hint) AS (
                                + 2 * nullif(current_setting('idem.counted_scopes', true),
                                             '')::integer)))
     ) AS f (found, check_name, status, detail, hint)
+
+    UNION ALL
+    SELECT
+        true,
+        c.check_name,
+        'warn',
+        NULL,
+        'Nothing could be counted: an index of idem.record calls a function that is not built in, '
+        'which would run with the rights of a superuser.',
+        t.remedy
+    FROM idem_internal.record_tables() t
+        CROSS JOIN unnest('{sizing,leases,attempts,weak keys,lifetimes,tenants,record tables}'
+                              ::text[]) AS c (check_name)
+    WHERE t.records = 'idem.record'::regclass AND EXISTS (SELECT FROM overview
+                                                          WHERE coverage IS NULL)
 
     UNION ALL
     SELECT true, o.check_name, o.status, NULL, o.detail, o.hint

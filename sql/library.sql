@@ -14,6 +14,15 @@ AS 'SELECT coalesce(r.key, r.key_uuid::pg_catalog.text)';
 COMMENT ON FUNCTION idem_internal.key_text IS
     'Returns the key of a record.';
 
+-- As the index of unfinished operations says it.
+CREATE FUNCTION idem_internal.is_unfinished(r idem.record)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN r.state = 'p';
+
+COMMENT ON FUNCTION idem_internal.is_unfinished IS
+    'Returns whether the operation of a record is leased and unfinished.';
+
 -- lease_end belongs to unfinished operations, completed to finished ones.
 CREATE VIEW idem_internal.stored AS
     SELECT
@@ -234,7 +243,8 @@ AS 'MODULE_PATHNAME', 'idem_figures'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem_internal.figures IS
-    'Returns the rows of idem_internal.totals() for the scopes that the current role may observe.';
+    'Returns the rows of idem_internal.totals() for the scopes that the current role may observe; '
+    'NULLs beside their ids if an index of idem.record calls a function that is not built in.';
 
 -- Also the tables that idem does not use, with what is wrong with them: the view idem.storage shows
 -- the others, and idem.health() these.

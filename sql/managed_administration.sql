@@ -26,6 +26,12 @@ RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS 'SELECT r.key';
 
+-- As the index record_due says it.
+CREATE FUNCTION idem_internal.is_unfinished(r idem.record)
+RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN r.leased;
+
 CREATE VIEW idem_internal.stored AS
     SELECT scope, tenant, key, state, attempt, extra_attempts, status, created, expires,
            CASE WHEN state = 'p' THEN lease_end END AS lease_end,

@@ -232,4 +232,4 @@ CREATE TYPE idem_internal.figures AS (
 );
 
 COMMENT ON TYPE idem_internal.figures IS
-    'What idem.overview shows of the records of a scope, before it is extrapolated by coverage.';
+    'What idem.overview shows of the records of a scope.';

@@ -236,6 +236,10 @@ COMMENT ON COLUMN idem.in_flight.state IS
 -- 100,000 records), and otherwise a random sample of about as many, whose counts it extrapolates.
 -- The records of dropped scopes, which have expired, are in a row of their own.
 --
+-- A sample would miss the one operation that needs an administrator. So of a sampled table, the
+-- unfinished operations are read by their index and count exactly, unless there are more than
+-- 10,000: then they cost too much, and are sampled as well.
+--
 -- Two tenants never draw the same UUID of the versions 1, 4, 6 and 7 by chance; the other UUIDs are
 -- derived from data that tenants may have in common. How many occur with several tenants is known
 -- for the sample only, so it is not extrapolated.
@@ -250,19 +254,29 @@ CREATE FUNCTION idem_internal.totals(
 RETURNS SETOF idem_internal.figures
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 SET jit = off
+SET enable_seqscan = off
 BEGIN ATOMIC
     WITH size AS MATERIALIZED (
-        SELECT least(1, 2048 * current_setting('block_size')::double precision
-                        / greatest(pg_relation_size('idem.record'), 1)) AS coverage
+        SELECT
+            z.coverage,
+            z.coverage < 1
+                AND (SELECT count(*)
+                     FROM (SELECT FROM idem.record r
+                           WHERE idem_internal.is_unfinished(r)
+                           LIMIT 10001) AS u) <= 10000 AS exact
+        FROM (SELECT least(1, 2048 * current_setting('block_size')::double precision
+                              / greatest(pg_relation_size('idem.record'), 1)) AS coverage) AS z
     ),
+    -- weight is how many records of the table a record stands for.
     sample AS NOT MATERIALIZED (
         SELECT
+            weight,
             scope,
             coalesce(attempt, 1) AS attempt,
             coalesce(extra_attempts, 0) AS extra_attempts,
             state,
             tenant,
-            idem_internal.key_text(r) AS key,
+            shown_key AS key,
             created,
             expires,
             lease_end,
@@ -273,32 +287,47 @@ BEGIN ATOMIC
             request,
             expires > statement_timestamp() AS unexpired,
             state = 'p' AND lease_end <= statement_timestamp() AS ended
-        FROM idem.record r TABLESAMPLE SYSTEM (100 * (SELECT coverage FROM size))
+        FROM (
+            SELECT
+                *,
+                idem_internal.key_text(r) AS shown_key,
+                (SELECT 1 / coverage FROM size) AS weight
+            FROM idem.record r TABLESAMPLE SYSTEM (100 * (SELECT coverage FROM size))
+            WHERE r.state <> 'p' OR NOT (SELECT exact FROM size)
+
+            UNION ALL
+            SELECT *, idem_internal.key_text(r), 1
+            FROM idem.record r
+            WHERE idem_internal.is_unfinished(r) AND (SELECT exact FROM size)
+        ) AS part
     ),
     total AS (
         SELECT
             s.id,
-            count(*) FILTER (WHERE f.live AND r.state = 'p' AND NOT f.exhausted) AS in_progress,
-            count(*) FILTER (WHERE f.live AND r.state = 'c') AS completed,
-            count(*) FILTER (WHERE f.live AND r.state = 'f') AS failed,
-            count(*) FILTER (WHERE f.lapsed) AS lapsed,
+            sum(r.weight) FILTER (WHERE f.live AND r.state = 'p' AND NOT f.exhausted)
+                AS in_progress,
+            sum(r.weight) FILTER (WHERE f.live AND r.state = 'c') AS completed,
+            sum(r.weight) FILTER (WHERE f.live AND r.state = 'f') AS failed,
+            sum(r.weight) FILTER (WHERE f.lapsed) AS lapsed,
             min(r.lease_end) FILTER (WHERE f.lapsed) AS lapsed_since,
-            count(*) FILTER (WHERE f.exhausted) AS exhausted,
+            sum(r.weight) FILTER (WHERE f.exhausted) AS exhausted,
             min(r.expires) FILTER (WHERE f.exhausted) AS exhausted_until,
-            count(idem_internal.key_weakness(r.key)) FILTER (WHERE f.live) AS weak,
-            coalesce(sum(coalesce(pg_column_size(r.response), 0)
-                         + coalesce(pg_column_size(r.headers), 0)
-                         + coalesce(pg_column_size(r.body), 0)
-                         + coalesce(pg_column_size(r.error), 0)
-                         + coalesce(pg_column_size(r.request), 0)) FILTER (WHERE f.live), 0)
+            sum(CASE WHEN idem_internal.key_weakness(r.key) IS NOT NULL THEN r.weight END)
+                FILTER (WHERE f.live) AS weak,
+            sum(r.weight * (coalesce(pg_column_size(r.response), 0)
+                            + coalesce(pg_column_size(r.headers), 0)
+                            + coalesce(pg_column_size(r.body), 0)
+                            + coalesce(pg_column_size(r.error), 0)
+                            + coalesce(pg_column_size(r.request), 0))) FILTER (WHERE f.live)
                 AS answer_bytes,
             min(r.created) FILTER (WHERE f.live) AS oldest,
             max(r.created) FILTER (WHERE f.live) AS newest,
             min(r.expires) FILTER (WHERE f.live) AS next_expiry,
-            count(*) FILTER (WHERE NOT f.live) AS expired,
+            sum(r.weight) FILTER (WHERE NOT f.live) AS expired,
             min(r.expires) FILTER (WHERE NOT r.unexpired) AS expired_since,
-            count(*) FILTER (WHERE f.live AND r.expires - r.created < s.ttl / 10) AS short_lived,
-            count(*) FILTER (
+            sum(r.weight) FILTER (WHERE f.live AND r.expires - r.created < s.ttl / 10)
+                AS short_lived,
+            sum(r.weight) FILTER (
                 WHERE f.live AND r.expires - r.created > interval '730 days'
                     AND (r.expires - r.created) / 2 > s.ttl
                     AND statement_timestamp() - r.created < greatest(interval '1 day', s.ttl))
@@ -335,7 +364,27 @@ BEGIN ATOMIC
         ) AS k
         GROUP BY k.scope
     )
-    SELECT t.*, coalesce(p.untenanted, 0), coalesce(p.shared, 0), z.coverage
+    SELECT
+        t.id,
+        coalesce(round(t.in_progress), 0)::bigint,
+        coalesce(round(t.completed), 0)::bigint,
+        coalesce(round(t.failed), 0)::bigint,
+        coalesce(round(t.lapsed), 0)::bigint,
+        t.lapsed_since,
+        coalesce(round(t.exhausted), 0)::bigint,
+        t.exhausted_until,
+        coalesce(round(t.weak), 0)::bigint,
+        coalesce(round(t.answer_bytes), 0)::numeric,
+        t.oldest,
+        t.newest,
+        t.next_expiry,
+        coalesce(round(t.expired), 0)::bigint,
+        t.expired_since,
+        coalesce(round(t.short_lived), 0)::bigint,
+        coalesce(round(t.long_lived), 0)::bigint,
+        coalesce(p.untenanted, 0),
+        coalesce(p.shared, 0),
+        z.coverage
     FROM size z
         CROSS JOIN total t
         LEFT JOIN spread p ON p.scope = t.id;
@@ -355,19 +404,19 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         s.max_attempts,
         s.claims_per_minute,
         s.weak_keys,
-        round((t.in_progress + t.exhausted + t.completed + t.failed) / t.coverage)::bigint AS live,
-        round(t.in_progress / t.coverage)::bigint AS in_progress,
-        round(t.completed / t.coverage)::bigint AS completed,
-        round(t.failed / t.coverage)::bigint AS failed,
-        round(t.lapsed / t.coverage)::bigint AS lapsed,
+        t.in_progress + t.exhausted + t.completed + t.failed AS live,
+        t.in_progress,
+        t.completed,
+        t.failed,
+        t.lapsed,
         t.lapsed_since,
-        round(t.exhausted / t.coverage)::bigint AS exhausted,
-        round(t.weak / t.coverage)::bigint AS weak,
-        round(t.answer_bytes / t.coverage)::bigint AS answer_bytes,
+        t.exhausted,
+        t.weak,
+        t.answer_bytes::bigint AS answer_bytes,
         t.oldest,
         t.newest,
         t.next_expiry,
-        round(t.expired / t.coverage)::bigint AS expired,
+        t.expired,
         t.expired_since,
         t.coverage,
         s.request_required,
@@ -375,8 +424,8 @@ CREATE VIEW idem.overview WITH (security_barrier) AS
         s.tenant_from,
         s.min_ttl,
         s.max_answer_size,
-        round(t.short_lived / t.coverage)::bigint AS short_lived,
-        round(t.long_lived / t.coverage)::bigint AS long_lived,
+        t.short_lived,
+        t.long_lived,
         t.untenanted,
         t.shared,
         t.exhausted_until
@@ -396,8 +445,9 @@ GRANT SELECT ON idem.overview TO PUBLIC;
 COMMENT ON VIEW idem.overview IS
     'The settings and figures of each scope whose owner''s privileges the current role has, '
     'counted in idem.record. Reads about 2048 blocks and extrapolates; coverage is the part of the '
-    'table that was read. Members of pg_monitor see every scope and, in a row whose scope is NULL, '
-    'the records of dropped scopes.';
+    'table that was read. Up to 10,000 unfinished operations count exactly. Members of pg_monitor '
+    'see every scope and, in a row whose scope is NULL, the records of dropped scopes. The figures '
+    'are NULL where idem.record cannot be counted, which idem.health() explains.';
 
 -- The records whose scope was neither dropped nor restored with them, for idem.health(). Those of
 -- scopes that are not given count as expired.

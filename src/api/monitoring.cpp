@@ -40,6 +40,9 @@ enum HeldColumn {
     held_columns
 };
 
+constexpr int figures_scope = 0;
+constexpr int figures_columns = 20;
+
 // Unless the scope was dropped, or the caller may not use it.
 void show_claim(const pg::HeldClaim& claim, void* fcinfo) {
     const pg::Scope* scope = pg::find_scope_by_id(claim.scope_id);
@@ -59,6 +62,23 @@ void show_claim(const pg::HeldClaim& claim, void* fcinfo) {
         row.set_int(held_keys, claim.keys);
     }
     row.add_to_result_of(static_cast<FunctionCallInfo>(fcinfo));
+}
+
+// Those of dropped scopes, under a NULL, are for roles that monitor the server.
+bool may_see_figures(NullableDatum id) {
+    const pg::Scope* scope = id.isnull ? nullptr : pg::find_scope_by_id(DatumGetInt32(id.value));
+    return pg::may_observe(scope == nullptr ? InvalidOid : scope->owner);
+}
+
+void show_unknown_figures(ArrayType* ids, FunctionCallInfo fcinfo) {
+    const pg::Elements elements = pg::elements_of(ids);
+    for (std::size_t i = 0; i < elements.values.size(); ++i) {
+        const NullableDatum id = {elements.values[i], elements.nulls[i]};
+        if (!may_see_figures(id)) continue;
+        pg::Row<figures_columns> row;
+        row.set(figures_scope, id);
+        row.add_to_result_of(fcinfo);
+    }
 }
 
 }  // namespace
@@ -107,7 +127,8 @@ IDEM_FUNCTION(idem_held_keys) {
     return Datum{0};
 }
 
-// The totals are computed as the owner of idem.record, and filtered for the caller.
+// The totals are computed as the owner of idem.record, and filtered for the caller. Where they
+// cannot be, each scope still has its row, so that the views show its settings.
 IDEM_FUNCTION(idem_figures) {
     InitMaterializedSRF(fcinfo, 0);
     auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
@@ -122,6 +143,7 @@ IDEM_FUNCTION(idem_figures) {
     // Where the owner is a superuser, only built-in functions may run.
     if (OidIsValid(pg::keeps_from_rewriting(records))) {
         table_close(records, AccessShareLock);
+        if (!PG_ARGISNULL(0)) show_unknown_figures(PG_GETARG_ARRAYTYPE_P(0), fcinfo);
         return Datum{0};
     }
     if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "SPI_connect failed");
@@ -134,9 +156,7 @@ IDEM_FUNCTION(idem_figures) {
         bool dropped;
         HeapTuple row = SPI_tuptable->vals[i];
         const Datum id = SPI_getbinval(row, SPI_tuptable->tupdesc, 1, &dropped);
-        const pg::Scope* scope = dropped ? nullptr : pg::find_scope_by_id(DatumGetInt32(id));
-        if (pg::may_observe(scope == nullptr ? InvalidOid : scope->owner))
-            tuplestore_puttuple(result->setResult, row);
+        if (may_see_figures({id, dropped})) tuplestore_puttuple(result->setResult, row);
     }
     SPI_finish();
     table_close(records, NoLock);

@@ -32,6 +32,7 @@ SELECT set_eq(
     ('import_scope', 'scope idem.scope, add boolean', 'void'),
     ('refuse_keys', 'detail text', 'void'),
     ('key_weakness', 'key text', 'text'),
+    ('is_unfinished', 'r idem.record', 'boolean'),
     ('key_text', 'r idem.record', 'text'),
     ('key_holders', 'OUT pid integer, OUT gid text, OUT since timestamp with time zone, OUT keys text', 'SETOF record'),
     ('own_checks', 'OUT n integer, OUT check_name text, OUT status text, OUT detail text, OUT hint text', 'SETOF record'),
@@ -40,6 +41,7 @@ SELECT set_eq(
     ('make_record_table', 'name text, tenant_column name, tenant_type regtype, default_schema name', 'regclass'),
     ('preloaded', '', 'boolean'),
     ('figures', 'ids integer[], ttls interval[], max_attempts integer[]', 'SETOF idem_internal.figures'),
+    ('findings', 'long_held interval', 'SETOF idem.health_result'),
     ('totals', 'ids integer[], ttls interval[], max_attempts integer[]', 'SETOF idem_internal.figures'),
     ('quantile', 'counts bigint[], percent integer', 'interval'),
     ('own_tables', 'OUT name regclass, OUT fault text, OUT remedy text', 'SETOF record'),
@@ -64,11 +66,12 @@ SELECT set_eq(
 SELECT is_empty(
     $$SELECT p.oid::regprocedure, proisstrict, prosecdef, proleakproof, proretset, prokind, prolang
         FROM pg_proc p JOIN owned ON classid = 'pg_proc'::regclass AND objid = p.oid
-       WHERE proisstrict <> (proname IN ('backoff', 'role_in', 'role_out')) OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype AND proname <> 'differences' OR proname IN ('figures', 'health', 'once_each', 'totals')) OR prokind <> 'f'
-          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('derive_key', 'differences', 'header_lines', 'http_headers', 'http_status', 'import_identity', 'make_record_table', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
-                                                                                WHEN proname IN ('backoff', 'create_record_table', 'edition', 'error_of', 'errors', 'export_identity', 'health', 'key_holders', 'key_text', 'own_checks', 'path_fault', 'quantile', 'sqlstate_of', 'totals') THEN 'sql' ELSE 'c' END
-          OR proconfig IS DISTINCT FROM CASE WHEN proname = 'health' THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres', 'jit=off']
-                                                 WHEN proname = 'totals' THEN ARRAY['jit=off']
+       WHERE proisstrict <> (proname IN ('backoff', 'role_in', 'role_out')) OR prosecdef OR proleakproof OR proretset <> (prorettype = 'record'::regtype AND proname <> 'differences' OR proname IN ('figures', 'findings', 'health', 'once_each', 'totals')) OR prokind <> 'f'
+          OR (SELECT lanname FROM pg_language l WHERE l.oid = prolang) <> CASE WHEN proname IN ('derive_key', 'differences', 'header_lines', 'health', 'http_headers', 'http_status', 'import_identity', 'make_record_table', 'parse_key', 'problem', 'refuse') THEN 'plpgsql'
+                                                                                WHEN proname IN ('backoff', 'create_record_table', 'edition', 'error_of', 'errors', 'export_identity', 'findings', 'is_unfinished', 'key_holders', 'key_text', 'own_checks', 'path_fault', 'quantile', 'sqlstate_of', 'totals') THEN 'sql' ELSE 'c' END
+          OR proconfig IS DISTINCT FROM CASE WHEN proname = 'findings' THEN ARRAY['search_path=pg_catalog, pg_temp', 'DateStyle=ISO', 'IntervalStyle=postgres', 'jit=off']
+                                                 WHEN proname = 'health' THEN ARRAY['search_path=pg_catalog, pg_temp', 'lock_timeout=2s']
+                                                 WHEN proname = 'totals' THEN ARRAY['jit=off', 'enable_seqscan=off']
                                                  WHEN proname = 'own_checks' THEN ARRAY['search_path=pg_catalog, pg_temp', 'jit=off']
                                                  WHEN proname IN ('key_holders', 'path_fault') THEN ARRAY['search_path=pg_catalog, pg_temp']
                                                  WHEN proname IN ('export_identity', 'import_identity') THEN ARRAY['search_path=pg_catalog, pg_temp', 'IntervalStyle=postgres', 'bytea_output=hex', 'TimeZone=UTC']
@@ -85,6 +88,7 @@ SELECT set_eq(
     ('errors', 'i', 's'),
     ('path_fault', 'i', 's'),
     ('header_lines', 'i', 's'),
+    ('is_unfinished', 'i', 's'),
     ('key_text', 'i', 's'),
     ('key_weakness', 'i', 's'),
     ('refuse', 'i', 's'),

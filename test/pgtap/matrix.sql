@@ -167,6 +167,7 @@ INSERT INTO call VALUES
     -- Members of pg_monitor may also see figures.
     ('idem.health(interval)', 'observes', $$SELECT FROM idem.health() WHERE scope = 'owned' AND check_name = 'weak keys'$$),
     ('idem.health(interval)', 'monitors', $$SELECT FROM idem.health() WHERE check_name = 'secrets'$$),
+    ('idem_internal.findings(interval)', 'monitors', $$SELECT FROM idem_internal.findings('1 day') WHERE check_name = 'secrets'$$),
     ('idem_internal.preloaded()', 'every role', $$SELECT idem_internal.preloaded()$$),
     ('idem_internal.library()', 'every role', $$SELECT idem_internal.library()$$),
     ('idem_internal.key_holders()', 'every role', $$SELECT idem_internal.key_holders()$$),
@@ -175,6 +176,7 @@ INSERT INTO call VALUES
     ('idem.new_key()', 'every role', $$SELECT idem.new_key()$$),
     ('idem.derive_key(text[])', 'every role', $$SELECT idem.derive_key('a', 'b')$$),
     ('idem.edition()', 'every role', $$SELECT idem.edition()$$),
+    ('idem_internal.is_unfinished(idem.record)', 'every role', $$SELECT idem_internal.is_unfinished(NULL)$$),
     ('idem_internal.key_text(idem.record)', 'every role', $$SELECT idem_internal.key_text(NULL)$$),
     ('idem_internal.key_weakness(text)', 'every role', $$SELECT idem_internal.key_weakness('4711')$$),
     ('idem_internal.refuse(text,text,text,text)', 'every role', $$SELECT idem_internal.refuse(rolname::text, '', 'b', 'c') FROM pg_roles WHERE false$$),

@@ -268,7 +268,7 @@ SELECT is((pg_temp.attempt(role, call)).state, expected, format('%s: %s', role, 
 SELECT set_eq(
     $$SELECT proname::text FROM pg_proc WHERE pronamespace = 'idem_internal'::regnamespace
          AND has_function_privilege('test_stranger', oid, 'EXECUTE')$$,
-    ARRAY['differences', 'error_of', 'errors', 'figures', 'held_keys', 'header_lines', 'key_holders', 'key_text',
+    ARRAY['differences', 'error_of', 'errors', 'figures', 'findings', 'held_keys', 'header_lines', 'is_unfinished', 'key_holders', 'key_text',
           'key_weakness', 'library', 'own_checks', 'own_tables', 'path_fault', 'preloaded', 'quantile', 'record_tables', 'refuse', 'role_in', 'role_out', 'scope_counters',
           'sqlstate_of', 'totals'],
     'what the functions and views for every role call, every role may');

@@ -128,7 +128,24 @@ DELETE FROM idem.record WHERE key = 'first';
 SELECT completed BETWEEN 17000 AND 23000 AS live, expired BETWEEN 8500 AND 11500 AS expired,
        coverage BETWEEN 0.2 AND 0.8 AS part
   FROM idem.overview WHERE scope = 'large';
-DELETE FROM idem.record WHERE key ~ '^order-' AND key !~ '^order-..?$';
+-- Unfinished operations count exactly, however few they are.
+SELECT idem.alter_scope('large', max_attempts => 1);
+SELECT claimed FROM idem.claim('large', 'last-1', lease => '1 millisecond');
+SELECT claimed FROM idem.claim('large', 'running-1', lease => '1 hour');
+SELECT pg_sleep(0.01);
+SELECT in_progress, lapsed, exhausted FROM idem.overview WHERE scope = 'large';
+\g
+SELECT detail ~ 'has 1 operation with no attempts left' AS found FROM idem.health() WHERE scope = 'large' AND check_name = 'attempts';
+-- Unless there are so many that a part must do.
+INSERT INTO idem.record
+SELECT copy.*
+  FROM generate_series(1, 10000) i, idem.record first,
+       jsonb_populate_record(first, jsonb_build_object('digest', gen_random_uuid(), 'key', 'order-' || i, 'tenant', 'many')) copy
+ WHERE first.key = 'running-1';
+SELECT count(DISTINCT in_progress) > 1 AS vary, bool_and(in_progress BETWEEN 7000 AND 13000) AS extrapolated
+  FROM (SELECT * FROM idem.overview UNION ALL SELECT * FROM idem.overview UNION ALL SELECT * FROM idem.overview) o
+ WHERE scope = 'large';
+DELETE FROM idem.record WHERE key ~ '^order-' AND (tenant = 'many' OR key !~ '^order-..?$') OR key ~ '^(last|running)-1$';
 ALTER TABLE idem.record RESET (fillfactor);
 VACUUM FULL idem.record;
 SELECT completed, expired, coverage FROM idem.overview WHERE scope = 'large';

@@ -126,7 +126,8 @@ SELECT scope, tenant, weakness FROM idem.records ORDER BY 1, 2, 3;
 SELECT source, seq FROM idem.streams;
 SELECT pg_catalog.length(idem.new_key());
 SELECT idem.derive_key('a', 'b');
-SELECT idem_internal.key_weakness('4711'), idem_internal.key_text(NULL), idem.edition();
+SELECT idem_internal.key_weakness('4711'), idem_internal.key_text(NULL), idem_internal.is_unfinished(NULL),
+  idem.edition();
 SELECT idem_internal.error_of('ID001'), idem_internal.errors(), idem_internal.sqlstate_of('failed');
 SELECT idem_internal.path_fault('"a".b[0]');
 SELECT idem_internal.role_out(idem_internal.role_in('shop'));
@@ -164,6 +165,7 @@ SELECT has_secrets FROM idem.storage;
 SELECT records, fault FROM idem_internal.record_tables();
 SELECT name, fault FROM idem_internal.own_tables();
 SELECT check_name, status FROM idem.health();
+SELECT check_name, status FROM idem_internal.findings('1 day');
 SELECT check_name, status FROM idem_internal.own_checks();
 SELECT pid FROM idem_internal.key_holders();
 SELECT idem.create_record_table('public.elsewhere', 'count', 'pg_catalog.int8') IS NULL;

@@ -108,6 +108,31 @@ like(health('purge', column => 'detail'), qr/^4 expired records wait to be purge
 	'records of a dropped scope wait too');
 sql($purge);
 
+# What needs no figures is checked where nothing can be counted ----------------------------------------
+
+sql(<<'SQL');
+CREATE FUNCTION own(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1';
+CREATE INDEX calls ON idem.record (own(key));
+CREATE ROLE gone;
+SELECT idem.create_scope('orphan', owner => 'gone');
+DROP ROLE gone;
+CREATE TABLE dump AS SELECT * FROM idem.secret;
+DELETE FROM idem.secret;
+SQL
+is( sql("SELECT string_agg(concat_ws(' ', scope, in_progress, exhausted, expired, coverage), ',' ORDER BY scope)
+		FROM idem.overview"), 'orphan,payments', 'an index that calls a function: the overview has settings only');
+my @uncounted = ('attempts', 'leases', 'lifetimes', 'record tables', 'sizing', 'tenants', 'weak keys');
+is( sql("SELECT string_agg(check_name, ',' ORDER BY check_name) FROM idem.health()
+		WHERE status = 'warn' AND scope IS NULL AND detail LIKE 'Nothing could be counted: %'"),
+	join(',', @uncounted), 'each check that needs figures says that it has none');
+is(health('owners', column => 'scope, status'), 'orphan|fail', 'owners are checked');
+is(health('secrets'), 'fail', 'secrets are checked');
+is(hint('attempts'), 'DROP INDEX CONCURRENTLY idem.calls', 'the hint drops the index');
+follow_hint('attempts');
+is( sql("SELECT count(*) FROM idem.health() WHERE detail LIKE 'Nothing could be counted%'"), 0, 'cured');
+sql("INSERT INTO idem.secret TABLE dump; DROP TABLE dump; SELECT idem.drop_scope('orphan'); DROP FUNCTION own");
+is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"), 'worker', 'and all is in order');
+
 # retention ----------------------------------------------------------------------------------------
 
 sql("SELECT idem.create_scope('short', ttl => '4 minutes', lease => '2 minutes', wait => '30 seconds')");
