@@ -65,12 +65,15 @@ holder AS (
     SELECT * FROM idem_internal.key_holders()
 ),
 -- What keeps VACUUM from removing and freezing rows: the oldest of all transactions, snapshots and
--- slots, and how it ends. Short transactions, and VACUUM itself, keep nothing.
+-- slots, and how it ends. Short transactions, and VACUUM itself, keep nothing. lasts: for long_held
+-- or longer, or for an unknown time. What there is on a standby does not keep the primary's VACUUM.
 horizon AS MATERIALIZED (
     SELECT h.*
     FROM (
         SELECT
             greatest(age(a.backend_xmin), age(a.backend_xid)) AS age,
+            coalesce(statement_timestamp() - a.xact_start >= coalesce(long_held, '5 minutes'), true)
+                AS lasts,
             CASE a.backend_type
                 WHEN 'walsender' THEN format('standby "%s"', a.application_name)
                 ELSE format('process %s, whose transaction began at %s,', a.pid,
@@ -92,6 +95,7 @@ horizon AS MATERIALIZED (
         UNION ALL
         SELECT
             age(p.transaction),
+            statement_timestamp() - p.prepared >= coalesce(long_held, '5 minutes'),
             format('prepared transaction "%s"', p.gid),
             'Finish it as its transaction manager decides.'
         FROM pg_prepared_xacts p
@@ -100,13 +104,14 @@ horizon AS MATERIALIZED (
         UNION ALL
         SELECT
             age(s.xmin),
+            true,
             format('replication slot "%s"', s.slot_name),
             'If no server uses the slot any more, drop it. If a standby does, and a query there '
             'has run for long, end it, or wait for its end; if none has, autovacuum does not keep '
             'up.'
         FROM pg_replication_slots s
     ) AS h
-    WHERE h.age > 0
+    WHERE h.age > 0 AND NOT (SELECT standby FROM server)
     ORDER BY h.age DESC
     LIMIT 1
 ),
@@ -378,10 +383,15 @@ test (found, check_name, status, scope, detail, hint) AS (
         CROSS JOIN LATERAL (SELECT h.age > m.max_age AS keeps) AS old
         CROSS JOIN LATERAL (VALUES
         (s.dead_rows > greatest(10000, s.live_rows), 'vacuum', 'warn',
-         format('%s has %s dead rows and %s live rows: ', s.records, s.dead_rows, s.live_rows)
-         || CASE WHEN h.keeper IS NULL THEN 'autovacuum does not keep up.'
-                 ELSE format('VACUUM keeps those that %s may still see.', h.keeper) END,
-         concat_ws(' Then: ', h.remedy, format('VACUUM %s', s.records))),
+         format('%s has %s dead rows and %s live rows: autovacuum does not keep up', s.records,
+                s.dead_rows, s.live_rows)
+         || CASE WHEN h.lasts THEN format(', or VACUUM keeps those that %s may still see.',
+                                          h.keeper)
+                 ELSE '.' END,
+         format(CASE WHEN h.lasts
+                     THEN 'VACUUM (VERBOSE) %1$s. If it reports dead rows that are not yet '
+                          'removable: %2$s Then: VACUUM %1$s'
+                     ELSE 'VACUUM %1$s' END, s.records, h.remedy)),
         (s.frozen_age > m.max_age, 'wraparound',
          CASE WHEN s.frozen_age > 1600000000 THEN 'fail' ELSE 'warn' END,
          format('The oldest row of %s that is not frozen is %s transactions old.', s.records,
@@ -438,9 +448,10 @@ test (found, check_name, status, scope, detail, hint) AS (
         'Keep clients away until both have arrived. If their copy fails, the server log says why: '
         'with 23505, this database has scopes of its own.'
 
+    -- A standby does not know which indexes the primary is about to finish.
     UNION ALL
     SELECT
-        NOT (i.indisvalid AND i.indisready OR EXISTS (
+        NOT (v.standby OR i.indisvalid AND i.indisready OR EXISTS (
             SELECT FROM pg_stat_progress_create_index p WHERE p.relid = i.indrelid)),
         'indexes',
         CASE WHEN i.indisprimary THEN 'fail' ELSE 'warn' END,
@@ -450,7 +461,7 @@ test (found, check_name, status, scope, detail, hint) AS (
             WHEN i.indisprimary THEN format('REINDEX INDEX %s', i.indexrelid::regclass)
             ELSE format('DROP INDEX CONCURRENTLY %s', i.indexrelid::regclass)
         END
-    FROM pg_index i
+    FROM server v, pg_index i
         JOIN relation r ON r.oid = i.indrelid
     WHERE r.oid = r.owned_by
 

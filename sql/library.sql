@@ -387,7 +387,7 @@ test (found, check_name, status, detail, hint) AS (
          'background workers, raise max_worker_processes and restart the server.'),
         (v.preloaded AND NOT v.standby AND v.launched AND v.naptime = '0', 'warn',
          'idem.purge_naptime is 0: no worker purges expired records.',
-         'ALTER SYSTEM SET idem.purge_naptime = ''10s''; SELECT pg_reload_conf()')
+         'ALTER SYSTEM SET idem.purge_naptime = ''10s''. Then: SELECT pg_reload_conf()')
     ) AS f (found, status, detail, hint)
 
     UNION ALL
@@ -448,7 +448,7 @@ test (found, check_name, status, detail, hint) AS (
 
     UNION ALL
     SELECT
-        NOT EXISTS (
+        NOT v.standby AND NOT EXISTS (
             SELECT FROM pg_index i
             WHERE i.indrelid = r.oid AND i.indisvalid AND NOT i.indisunique
                 AND replace(pg_get_indexdef(i.indexrelid), '"', '')
@@ -461,7 +461,7 @@ test (found, check_name, status, detail, hint) AS (
         format('CREATE INDEX CONCURRENTLY %sON %s (scope) WHERE state = ''p''',
                CASE r.oid WHEN 'idem.record'::regclass THEN 'record_unfinished ' ELSE '' END,
                r.oid::regclass)
-    FROM (SELECT records FROM record_table WHERE fault IS NULL) AS r (oid)
+    FROM server v, (SELECT records FROM record_table WHERE fault IS NULL) AS r (oid)
 
     UNION ALL
     SELECT
