@@ -241,7 +241,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'what can still change there.', k.scope, date_trunc('second', k.newest),
                 date_trunc('second', k.stats_reset)),
          format('Until the clients use this server, stop the worker: '
-                'ALTER SYSTEM SET idem.purge_naptime = 0; SELECT pg_reload_conf(). '
+                'ALTER SYSTEM SET idem.purge_naptime = 0. Then: SELECT pg_reload_conf(). '
                 'If they use it already, reset the counters: SELECT idem.stats_reset(%L)',
                 k.scope)),
         (k.weak > 0 AND k.weak_keys <> 'reject', 'weak keys', 'warn',
@@ -356,7 +356,7 @@ test (found, check_name, status, scope, detail, hint) AS (
         format('The setting %s is off: autovacuum does not process the record tables.', s.name),
         CASE
             WHEN s.source IN ('default', 'configuration file')
-                THEN format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf()', s.name)
+                THEN format('ALTER SYSTEM SET %s = on. Then: SELECT pg_reload_conf()', s.name)
             ELSE format('Remove the setting from where it is made, which is: %s.', s.source)
         END
     FROM pg_settings s, server v

@@ -368,7 +368,7 @@ test_setting AS (
         name,
         current_setting(name, true),
         format('Remove it from postgresql.conf and from the connection''s options, or: '
-               'ALTER SYSTEM RESET %s; SELECT pg_reload_conf()', name)
+               'ALTER SYSTEM RESET %s. Then: SELECT pg_reload_conf()', name)
     FROM unnest('{idem_test.busy_rate,idem_test.crash_rate,idem_test.duplicate_rate}'::text[]) name
     WHERE (name, current_setting(name, true))
         NOT IN (SELECT s.name, s.setting FROM stored_test_setting s)

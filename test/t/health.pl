@@ -52,7 +52,7 @@ sub follow_hint
 {
 	my ($check, %options) = @_;
 	my $hint = hint($check, %options);
-	$node->safe_psql('postgres', $_) for split /; |\n/, $hint;
+	$node->safe_psql('postgres', $_) for split /; |\. Then: |\n/, $hint;
 	return;
 }
 
