@@ -483,6 +483,82 @@ test (found, check_name, status, scope, detail, hint) AS (
         JOIN relation r ON r.oid = i.indrelid
     WHERE r.oid = r.owned_by
 
+    -- The SQL edition's idem.scope has copies of the secrets.
+    UNION ALL
+    SELECT
+        true,
+        'record tables',
+        f.status,
+        NULL,
+        format('%s: %s may %s.', g.object,
+               CASE g.grantee WHEN 0 THEN 'Every role' ELSE 'Role ' || g.grantee::regrole END,
+               f.what),
+        format('%sREVOKE %s ON %s %s FROM %s CASCADE', f.unless, f.privileges,
+               CASE g.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, g.object,
+               CASE
+                   WHEN g.grantor <> g.relowner THEN g.grantor::regrole::text
+                   WHEN g.grantee = 0 THEN 'PUBLIC'
+                   ELSE g.grantee::regrole::text
+               END)
+    FROM (
+        SELECT
+            c.oid::regclass AS object,
+            c.relname,
+            c.relkind,
+            c.relowner,
+            a.grantor,
+            a.grantee,
+            array_agg(a.privilege_type) AS has
+        FROM pg_class c
+            CROSS JOIN LATERAL (
+                SELECT c.relacl
+                UNION ALL
+                SELECT t.attacl FROM pg_attribute t WHERE t.attrelid = c.oid AND t.attnum > 0
+            ) AS l (acl)
+            CROSS JOIN LATERAL aclexplode(l.acl) AS a
+        WHERE c.relnamespace = 'idem'::regnamespace
+            AND c.relkind IN ('r', 'S')
+            AND a.grantee <> c.relowner
+            AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper)
+        GROUP BY 1, 2, 3, 4, 5, 6
+    ) AS g
+        CROSS JOIN LATERAL (
+            SELECT
+                'fail',
+                'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER',
+                CASE g.relname
+                    WHEN 'scope' THEN 'change it, and so make itself the owner of a scope'
+                    WHEN 'record' THEN 'change it, and so write answers that idem then returns'
+                    ELSE 'change it, and so let operations run again'
+                END,
+                ''
+            WHERE g.relkind = 'r' AND g.has && '{INSERT,UPDATE,DELETE,TRUNCATE}'
+            UNION ALL
+            SELECT
+                'fail',
+                'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER',
+                'add triggers or foreign keys to it, whose functions run with the rights of the '
+                'roles that change it, such as the one that purges',
+                ''
+            WHERE g.has && '{REFERENCES,TRIGGER}'
+                AND NOT g.has && '{INSERT,UPDATE,DELETE,TRUNCATE}'
+            UNION ALL
+            SELECT
+                'fail',
+                'USAGE, UPDATE',
+                'set it, and so give a new scope the records of an old one',
+                ''
+            WHERE g.relkind = 'S' AND g.has && '{USAGE,UPDATE}'
+            UNION ALL
+            SELECT
+                'warn',
+                'SELECT',
+                'read the secrets, with which it can find out keys and requests',
+                'If the role makes no backups and no subscription uses it: '
+            WHERE g.has && '{SELECT}'
+                AND (g.relname = 'secret' OR g.relname = 'scope' AND idem.edition() = 'sql')
+        ) AS f (status, privileges, what, unless)
+
     UNION ALL
     SELECT
         NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = a.grantee AND r.rolsuper),

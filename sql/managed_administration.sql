@@ -275,20 +275,6 @@ AS $$
                    format('ALTER TABLE %s DISABLE TRIGGER %I', c.oid::regclass, g.tgname)
             FROM pg_trigger AS g
             WHERE g.tgrelid = c.oid AND g.tgtype & 3 = 3 AND g.tgenabled <> 'D'
-            UNION ALL
-            SELECT format('%s may change it, and could write answers that idem then returns.',
-                          w.name),
-                   format('REVOKE INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER '
-                          'ON %s FROM %s CASCADE', c.oid::regclass, w.name)
-            FROM (SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC'
-                                                 ELSE a.grantee::regrole::text END
-                  FROM (SELECT c.relacl
-                        UNION ALL
-                        SELECT t.attacl FROM pg_attribute AS t WHERE t.attrelid = c.oid
-                       ) AS l (acl), aclexplode(l.acl) AS a
-                  WHERE a.grantee <> c.relowner AND a.privilege_type
-                      IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER')
-                 ) AS w (name)
         ) AS f (fault, remedy)
     WHERE c.oid IN ('idem.record'::regclass, 'idem.watermark'::regclass)
     UNION ALL

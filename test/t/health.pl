@@ -612,6 +612,38 @@ follow_hint('record tables');
 is(health('record tables'), 'ok', 'record tables: cured');
 sql('DROP TABLE parent');
 
+# Grants that let a role do what only idem may do. The hints take all of it back.
+sql('CREATE ROLE granted; GRANT ALL ON ALL TABLES IN SCHEMA idem TO granted;
+	GRANT ALL ON ALL SEQUENCES IN SCHEMA idem TO granted; GRANT UPDATE (owner) ON idem.scope TO PUBLIC');
+my $may = 'Role granted may change it, and so';
+is(health('record tables', column => 'status, detail'), <<"OUT" =~ s/\n\z//r, 'record tables: a role may change them');
+fail|idem.dropped_scope: $may let operations run again.
+fail|idem.purge_progress: $may let operations run again.
+fail|idem.record: $may write answers that idem then returns.
+fail|idem.scope: Every role may change it, and so make itself the owner of a scope.
+fail|idem.scope: $may make itself the owner of a scope.
+fail|idem.scope_id: Role granted may set it, and so give a new scope the records of an old one.
+fail|idem.secret: $may let operations run again.
+warn|idem.secret: Role granted may read the secrets, with which it can find out keys and requests.
+fail|idem.watermark: $may let operations run again.
+OUT
+sql($_ =~ s/^If .*?: //r) for split /\n/, hint('record tables');
+is(health('record tables'), 'ok', 'record tables: cured');
+is( sql("SELECT string_agg(relname || ' ' || p, ', ' ORDER BY relname, p)
+		FROM pg_class c, unnest('{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) p
+		WHERE relnamespace = 'idem'::regnamespace AND relkind = 'r' AND has_table_privilege('granted', c.oid, p)"),
+	'', 'and the role may change nothing');
+sql('GRANT TRIGGER ON idem.scope TO granted');
+like(health('record tables', column => 'status, detail'),
+	qr/^fail\|idem\.scope: Role granted may add triggers or foreign keys to it, whose functions run with the rights of/,
+	'record tables: a role may add triggers');
+follow_hint('record tables');
+sql('GRANT SELECT ON idem.secret TO granted WITH GRANT OPTION;
+	SET ROLE granted; GRANT SELECT ON idem.secret TO watcher');
+sql($_ =~ s/^If .*?: //r) for split /\n/, hint('record tables');
+is(health('record tables'), 'ok', 'record tables: cured, with what the role has granted');
+sql('DROP OWNED BY granted; DROP ROLE granted');
+
 # As after a restore in which one role was missing, so that the COPY of idem.scope failed.
 sql('CREATE TABLE scopes_of_the_dump AS SELECT * FROM idem.scope; CREATE TABLE ids AS TABLE idem.dropped_scope;
 	DELETE FROM idem.scope; DELETE FROM idem.dropped_scope');

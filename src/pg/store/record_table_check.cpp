@@ -97,7 +97,7 @@ Fault privileges_fault(Oid relation, Oid owner) {
                       Anum_pg_attribute_attacl, owner);
     if (!writer) return {};
     return {psprintf("Table %s may be changed by %s, which could write answers that idem then "
-                     "returns.",
+                     "returns, or run code with the rights of the role that purges.",
                      qualified_name(relation), role_in_words(*writer)),
             psprintf("REVOKE INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER ON %s FROM %s "
                      "CASCADE",
@@ -378,7 +378,8 @@ RecordTableFault fault_of_own(Relation relation, int written) {
     Fault fault = kind_fault(table, *relation->rd_rel);
     if (!fault) fault = own_partition_fault(relation);
     if (!fault) fault = own_columns_fault(relation, written);
-    if (!fault) fault = privileges_fault(table, schema ? schema->nspowner : InvalidOid);
+    if (!fault)
+        fault = owner_fault(table, *relation->rd_rel, schema ? schema->nspowner : InvalidOid);
     if (!fault) fault = own_checks_fault(relation);
     if (!fault) fault = skipped_fault(relation);
     return fault;
