@@ -92,6 +92,13 @@ is_deeply([ grep { !$exported{$_} } @metrics ], [], 'every metric of the queries
 is_deeply([ grep { my $name = $_; !grep { $_ eq $name } @metrics } sort keys %exported ], [],
 	'and nothing else');
 
+# A standby reports what is to be done there, and nothing that the primary reports, too.
+my ($own) = $wanted->{idem_health}{query} =~ /OR check_name IN (\(.*?\))/;
+my ($not_of_primary) = slurp_file("$ENV{TESTDIR}/sql/health.sql") =~ /v\.standby AND c\.check_name NOT IN (\(.*?\))/;
+is($own, $not_of_primary, 'a standby exports the checks whose hints are for the standby');
+is_deeply([ grep { $wanted->{$_}{query} !~ /NOT pg_is_in_recovery\(\)/ } sort keys %$wanted ],
+	[qw(idem_durations idem_held idem_stats)], 'and of figures those that are counted there');
+
 # Values ---------------------------------------------------------------------------------------------
 
 sub value
@@ -173,6 +180,7 @@ my @expressions = map { $_->{expr} } map { @{ $_->{targets} } } @panels;
 cmp_ok(scalar @panels, '>', 10, 'the dashboard has panels');
 is(scalar(keys %{ { map { $_->{id} => 1 } @panels } }), scalar @panels,
 	'each panel of the dashboard has an id of its own');
+is_deeply([ grep { /by \(scope/ } @expressions ], [], 'scopes of different databases are different');
 is_deeply([ grep { !@{ $_->{targets} } || !$_->{title} } @panels ], [], 'each panel has a title and a query');
 is_deeply(
 	[ grep { !$exported{$_} } named_metrics(@expressions,
