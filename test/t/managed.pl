@@ -336,8 +336,8 @@ my %breaks = (
 	'ALTER TABLE idem.watermark RENAME CONSTRAINT watermark_pkey TO renamed' => 'watermark_pkey',
 	'ALTER TABLE idem.record SET UNLOGGED' => 'unlogged',
 	'ALTER TABLE idem.watermark FORCE ROW LEVEL SECURITY' => 'security',
-	'GRANT UPDATE (key), SELECT ON idem.record TO app' => 'app may change',
-	'GRANT INSERT ON idem.watermark TO PUBLIC' => 'PUBLIC may change',
+	'GRANT UPDATE (key), SELECT ON idem.record TO app' => 'Role app may change',
+	'GRANT INSERT ON idem.watermark TO PUBLIC' => 'Every role may change',
 	'CREATE RULE "50% off" AS ON INSERT TO idem.record DO INSTEAD NOTHING' => '50% off',
 	'CREATE TRIGGER "keep%s" BEFORE INSERT ON idem.record FOR EACH ROW EXECUTE FUNCTION public.keep()' => 'keep%s');
 for my $statement (sort keys %breaks)
