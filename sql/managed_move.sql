@@ -7,7 +7,8 @@
 -- from claiming until it commits. Calls that arrive meanwhile fail with an error of class 42 or XX,
 -- and their retries find the extension. Reconnect pools afterwards, which have prepared statements.
 \set ON_ERROR_STOP on
-BEGIN;
+-- Each statement must see what the locks waited for, whatever the session's default is.
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL client_min_messages = warning;
 -- A long transaction must not make all others wait behind this one. Run the script again then.

@@ -488,16 +488,18 @@ install('second', 'installer');
 
 # A made-up next version has one more column of the records and one more function. Its update script
 # begins as docs/managed.md says.
-my ($rule) = slurp_file('docs/managed.md') =~ /^```sql\n(DO .*?)^```/ms;
+my ($rule) = slurp_file('docs/managed.md') =~ /^```sql\n(BEGIN .*?)^```/ms;
+$rule =~ s/^BEGIN.*\n\K/SET LOCAL search_path = pg_catalog, pg_temp;\n/;
 my $updates = PostgreSQL::Test::Utils::tempdir;
 my $version = ask('SELECT idem_internal.version()', 'first');
-my $added = "ALTER TABLE idem.record ADD COLUMN note text;\n"
+my $added = "ALTER TABLE idem.record ADD COLUMN note text;\nUPDATE idem.record SET note = 'updated';\n"
 	. "CREATE FUNCTION idem.note() RETURNS text LANGUAGE sql RETURN 'noted';\n";
-append_to_file("$updates/update.sql", "\\set ON_ERROR_STOP on\nBEGIN;\nSET LOCAL search_path = pg_catalog, pg_temp;\n"
-	  . ($rule =~ s/A\.B\.C/$version/gr) . $added . "CREATE OR REPLACE FUNCTION idem_internal.version() RETURNS text
+append_to_file("$updates/update.sql", "\\set ON_ERROR_STOP on\n" . ($rule =~ s/A\.B\.C/$version/gr) . $added
+	  . "CREATE OR REPLACE FUNCTION idem_internal.version() RETURNS text
 		LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN '99.0.0';\nCOMMIT;\n");
 my $claiming = $node->background_psql('first', on_error_stop => 1);
 $claiming->query_safe(q{SET ROLE app; BEGIN; SELECT token AS t FROM idem.claim('payments', 'meanwhile') \gset});
+ask(q{ALTER DATABASE first SET default_transaction_isolation = 'repeatable read'}, 'first');
 my $said = '';
 my $update = IPC::Run::start([ qw(psql -Xq -f), "$updates/update.sql", '-d',
 		$node->connstr('first') . " application_name='update'" ], '2>', \$said);
@@ -506,6 +508,9 @@ $node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity 
 $claiming->query_safe(q{SELECT idem.complete(:'t', '"meanwhile"'); COMMIT});
 $update->finish;
 is($said, '', 'the update waits for the transactions that hold claims, and says nothing');
+ask('ALTER DATABASE first RESET default_transaction_isolation', 'first');
+is(ask(q{SELECT note FROM idem.record WHERE key = 'meanwhile'}, 'first'), 'updated',
+	'and sees what they have committed, whatever the isolation level of the database');
 is($claiming->query_safe(q{SELECT response FROM idem.claim('payments', 'meanwhile')}), '"meanwhile"',
 	'a session that was open goes on');
 $claiming->quit;
@@ -771,6 +776,23 @@ is(ask(q{SELECT string_agg(check_name || ': ' || detail, E'\n') FROM idem.health
 is(ask(q{SELECT count(*) FROM pg_class c WHERE relnamespace = 'idem'::regnamespace AND relkind = 'r' AND NOT EXISTS (
 	SELECT FROM pg_depend WHERE classid = 'pg_class'::regclass AND objid = c.oid AND deptype = 'e')}), 0,
 	'nothing of the SQL edition is left');
+
+# The move sees what the transactions that it waits for commit, whatever the database's isolation level.
+ask('CREATE DATABASE repeatable');
+install('repeatable');
+ask(q{SELECT idem.create_scope('payments');
+	ALTER DATABASE repeatable SET default_transaction_isolation = 'repeatable read'}, 'repeatable');
+$claiming = $node->background_psql('repeatable', on_error_stop => 1);
+$claiming->query_safe(q{BEGIN; SELECT token AS t FROM idem.claim('payments', 'meanwhile') \gset});
+my $move = IPC::Run::start([ qw(psql -Xq -f sql/managed_move.sql -d), $node->connstr('repeatable')
+		. " application_name='move'" ], '2>', \$said);
+$node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'move'
+	AND wait_event_type = 'Lock'}) or die "the move does not wait: $said";
+$claiming->query_safe(q{SELECT idem.complete(:'t', '"paid"'); COMMIT});
+$claiming->quit;
+$move->finish;
+is(ask(q{SELECT idem.edition(), outcome, response FROM idem.try_claim('payments', 'meanwhile')}, 'repeatable'),
+	'extension|completed|"paid"', 'a move in REPEATABLE READ by default loses no key');
 
 # In Turkish, the lower case of I is not i.
 SKIP:
