@@ -640,6 +640,25 @@ BEGIN
 END
 $$;
 
+-- In READ COMMITTED alone, a statement sees what the locks before it have waited for. A function
+-- that must not overlook a row is refused at other levels.
+CREATE FUNCTION idem_internal.check_isolation(function text)
+RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    level CONSTANT text := current_setting('transaction_isolation');
+BEGIN
+    IF level NOT LIKE 'read %' THEN
+        RAISE active_sql_transaction USING
+            MESSAGE = format('cannot execute idem.%s() in %s', function, upper(level)),
+            DETAIL = 'It would overlook what other transactions have committed after this '
+                     'transaction''s snapshot was taken.',
+            HINT = 'Call it in a transaction that begins with BEGIN ISOLATION LEVEL READ '
+                   'COMMITTED.';
+    END IF;
+END
+$$;
+
 CREATE FUNCTION idem_internal.create_scope(
     caller oid, proof bytea, name text, given text[], listed text[], owner oid,
     if_not_exists boolean
@@ -836,6 +855,9 @@ BEGIN
         new.owner := owner;
     END IF;
     IF new.tenant_from <> old.tenant_from THEN
+        IF NOT force THEN
+            PERFORM idem_internal.check_isolation('alter_scope');
+        END IF;
         LOCK TABLE idem.record IN SHARE ROW EXCLUSIVE MODE;
         IF NOT force THEN
             PERFORM idem_internal.check_no_keys(old.id, name);
@@ -898,6 +920,9 @@ DECLARE
 BEGIN
     PERFORM idem_internal.check_default('force', force);
     s := idem_internal.scope_to_change(caller, proof, name, 'drop_scope');
+    IF NOT force THEN
+        PERFORM idem_internal.check_isolation('drop_scope');
+    END IF;
     SELECT * INTO r FROM idem.record AS x
     WHERE x.scope = s.id AND x.leased AND x.state = 'p' AND x.recovery_point IS NOT NULL
         AND x.expires > clock_timestamp()
@@ -959,6 +984,7 @@ DECLARE
     newest integer;
 BEGIN
     PERFORM idem_internal.check_writable('rotate_secret', '');
+    PERFORM idem_internal.check_isolation('rotate_secret');
     LOCK TABLE idem.secret IN SHARE ROW EXCLUSIVE MODE;
     IF (SELECT min(k.id) = 0 AND max(k.id) > 0 FROM idem.secret AS k) IS NOT TRUE THEN
         PERFORM idem_internal.refuse_without_secrets();
@@ -1236,6 +1262,7 @@ BEGIN
             'tenant', '', 'For all scopes, the tenant must not be empty.',
             'Erase the keys without a tenant in each scope.');
     END IF;
+    PERFORM idem_internal.check_isolation(function);
     FOR found IN
         SELECT r.scope AS id, r.key FROM idem.record AS r
         WHERE (r.scope = s.id OR scope IS NULL) AND r.tenant = tenant AND r.state <> 'a'

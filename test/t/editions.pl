@@ -50,6 +50,8 @@ my @on_purpose = (
 	[ qr/\btoken => /, qr/ERROR:  40001/, qr/ERROR:  ID00[45]/,
 		'a snapshot shows the lease as it was, or not at all; the library sees the one of now',
 		qr/ISOLATION LEVEL (?:REPEATABLE|SERIAL)/ ],
+	[ qr/idem\.(?:alter_scope|drop_scope|forget_tenant|erase_tenant)\(/, qr/./, qr/ERROR:  25001: cannot execute/,
+		'a lock does not make a new snapshot', qr/ISOLATION LEVEL (?:REPEATABLE|SERIAL)/ ],
 	[ qr/idem\.alter_scope/, qr/ERROR:  (?:22023|22004|0A000|55000|22P02|22007)/,
 		qr/ERROR:  55000: cannot change scope .* while this transaction has an open claim/,
 		'of two refusals, another comes first' ],

@@ -213,6 +213,24 @@ is(as('admin', q{SELECT idem.revoke('payments', 'half', 'leaver'), idem.forget_t
 is(as('admin', q{SELECT idem.erase_tenant(NULL, 'leaver')}), '42501', 'a tenant is erased in all scopes');
 is(as('installer', q{SELECT idem.erase_tenant(NULL, 'leaver')}), '0', 'by the owner of the schema alone');
 
+# Above READ COMMITTED, a lock on a table does not show what it has waited for.
+ask(q{SELECT idem.create_scope('levels')}, 'first');
+for my $level ('REPEATABLE READ', 'SERIALIZABLE')
+{
+	for my $call (q{alter_scope('levels', tenant_from => 'role')}, q{drop_scope('levels')}, q{erase_tenant(NULL, 't')},
+		q{forget_tenant('levels', 't')}, q{erase_tenant('levels', 't')}, 'rotate_secret()')
+	{
+		my $function = $call =~ s/\(.*//r;
+		like(($node->psql('first', "BEGIN ISOLATION LEVEL $level; SELECT idem.$call"))[2],
+			qr/ERROR:  cannot execute idem\.$function\(\) in $level\n.*BEGIN ISOLATION LEVEL READ COMMITTED\.$/ms,
+			"$level: idem.$call is refused");
+	}
+	is(ask(qq{BEGIN ISOLATION LEVEL $level; SELECT idem.create_scope('new'), idem.alter_scope('new', ttl => '1 day'),
+		idem.alter_scope('levels', tenant_from => 'role', force => true), idem.drop_scope('new', true); ROLLBACK},
+		'first'), '|||', "$level: scopes are created, altered and, by force, dropped");
+}
+ask(q{SELECT idem.drop_scope('levels')}, 'first');
+
 # As at providers: the role that installs idem cannot log in, and roles of requests have a timeout.
 ask(q{CREATE DATABASE provider; CREATE ROLE idem_owner NOLOGIN; GRANT idem_owner TO installer;
 	GRANT CREATE ON DATABASE provider TO idem_owner;
