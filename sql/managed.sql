@@ -83,8 +83,8 @@ END;
 
 -- What the short ways need, so that they read one row. lock_seed is of the scope's lock ids, which
 -- must be secret: every role may take advisory locks. seed and secret are copies of the seed and of
--- the newest secret. has_rules: whether new keys must be judged by rules. whole_answer_size is NULL
--- if the scope leaves anything out of responses.
+-- the newest secret. has_rules: whether new keys go the long way, because rules judge them, or the
+-- secret is missing. whole_answer_size is NULL if the scope leaves anything out of responses.
 --
 -- owner is computed when a row is written, also by a restore, during which no trigger exists. A
 -- regrole whose role was dropped is dumped as a number, and read as whichever role has that number
@@ -113,12 +113,14 @@ ALTER TABLE idem.scope
     ADD COLUMN has_rules boolean GENERATED ALWAYS AS (
         request_required OR tenant_required OR reject_stale_keys OR weak_keys <> 'allow'
         OR min_ttl IS NOT NULL OR tenant_from <> 'argument' OR store_request <> 'never'
-        OR cardinality(request_exclude) > 0) STORED,
+        OR cardinality(request_exclude) > 0 OR secret_id IS NULL) STORED,
     ADD COLUMN whole_answer_size integer GENERATED ALWAYS AS (
         CASE WHEN store_response AND cardinality(response_exclude) = 0
              THEN max_answer_size END) STORED;
 
--- A new scope gets the newest secret, and a new secret goes to all scopes.
+-- A new scope gets the newest secret, and a new secret goes to all scopes, also in a session whose
+-- session_replication_role is replica. A row that is restored or replicated has its secret, which
+-- may not be in idem.secret yet.
 CREATE FUNCTION idem_internal.copy_secret()
 RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -128,8 +130,10 @@ BEGIN
         WHERE NEW.id > coalesce(s.secret_id, 0);  -- rows may be restored in any order
         RETURN NULL;
     END IF;
-    SELECT k.id, k.secret INTO NEW.secret_id, NEW.secret
-    FROM idem.secret AS k WHERE k.id > 0 ORDER BY k.id DESC LIMIT 1;
+    IF NEW.secret_id IS NULL THEN
+        SELECT k.id, k.secret INTO NEW.secret_id, NEW.secret
+        FROM idem.secret AS k WHERE k.id > 0 ORDER BY k.id DESC LIMIT 1;
+    END IF;
     RETURN NEW;
 END
 $$;
@@ -138,6 +142,8 @@ CREATE TRIGGER copy_secret BEFORE INSERT ON idem.scope
     FOR EACH ROW EXECUTE FUNCTION idem_internal.copy_secret();
 CREATE TRIGGER copy_secret AFTER INSERT ON idem.secret
     FOR EACH ROW EXECUTE FUNCTION idem_internal.copy_secret();
+ALTER TABLE idem.scope ENABLE ALWAYS TRIGGER copy_secret;
+ALTER TABLE idem.secret ENABLE ALWAYS TRIGGER copy_secret;
 
 -- One row per operation, from its claim on. state is 'a' (claimed by the transaction that can see
 -- the row), 'p' (leased and unfinished), 'c' (completed) or 'f' (failed).

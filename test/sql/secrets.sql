@@ -87,4 +87,14 @@ BEGIN READ ONLY;
 SELECT idem.rotate_secret();
 \echo :LAST_ERROR_SQLSTATE
 ROLLBACK;
+-- in a session of a replica, too, a scope gets the newest secret, and a new secret is used
+SET session_replication_role = replica;
+SELECT idem.create_scope('replica');
+RESET session_replication_role;
+SELECT n, idem.once('replica', 'before', '{"a": 1}') FROM generate_series(1, 2) n;
+SET session_replication_role = replica;
+SELECT idem.rotate_secret();
+RESET session_replication_role;
+SELECT n, idem.once('replica', 'after', '{"a": 1}') FROM generate_series(1, 2) n;
+SELECT * FROM made_with() WHERE key IN ('before', 'after');
 DROP FUNCTION outcome, made_with;

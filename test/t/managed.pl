@@ -343,6 +343,16 @@ is(ask(q{CREATE TEMP TABLE kept AS TABLE idem.secret; DELETE FROM idem.secret;
 	INSERT INTO idem.secret SELECT * FROM kept ORDER BY id DESC; SELECT DISTINCT secret_id FROM idem.scope}, 'first'),
 	"fail\nok\n0\n1", 'and secrets that are missing, without showing a role the scopes of others');
 ask('ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete', 'first');
+
+# In a session of a replica, too, a new scope gets the newest secret, and a new secret goes to all scopes.
+# Where the copy is missing, the long way finds the secret.
+ask(q{SET session_replication_role = replica; SELECT idem.create_scope('of a replica'), idem.rotate_secret()}, 'first');
+is(ask('SELECT DISTINCT secret_id = (SELECT max(id) FROM idem.secret) FROM idem.scope', 'first'), 't',
+	'in a session of a replica, a new secret goes to all scopes');
+is(ask(q{UPDATE idem.scope SET secret_id = NULL, secret = NULL WHERE name = 'of a replica';
+	SELECT n, idem.once('of a replica', 'k', '{"a": 1}') FROM generate_series(1, 2) n}, 'first'), "1|t\n2|f",
+	'without its copy of the secret, a scope still recognizes a retry');
+ask(q{SELECT idem.drop_scope('of a replica')}, 'first');
 ask(q{CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'}, 'first');
 my $key = 'ALTER TABLE idem.record DROP CONSTRAINT record_pkey';
 my %breaks = (
