@@ -1025,12 +1025,14 @@ $$;
 -- row stays locked; the key lock is not taken, so that a transaction can change any number of
 -- records. A claim in flight without a row is waited for if waits is true.
 CREATE FUNCTION idem_internal.record_at_rest(
-    s idem.scope, tenant text, key text, function text, waits boolean, cuts_lease boolean,
-    INOUT bound idem_internal.bound, OUT r idem.record
+    s idem.scope, tenant text, key text, function text, waits boolean, cuts_lease boolean
 )
+RETURNS idem.record
 LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
+    r idem.record;
+    bound idem_internal.bound;
     holder idem_internal.holder;
     seen record;
     locked idem.record;
@@ -1064,19 +1066,18 @@ BEGIN
             CONTINUE WHEN idem_internal.wait_for(bound, idem_internal.lock_id(s, tenant, key));
         ELSIF r.scope IS NULL THEN
             PERFORM idem_internal.check_unseen(s, tenant, key);
-            RETURN;
+            RETURN NULL;
         ELSE
             SELECT x.* INTO locked FROM idem.record AS x
             WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, key)
             FOR UPDATE SKIP LOCKED;
             IF FOUND THEN
                 CONTINUE WHEN locked IS DISTINCT FROM r;
-                RETURN;
+                RETURN r;
             END IF;
             -- An expired record that another transaction has locked is being removed or replaced.
             IF r.expires <= clock_timestamp() THEN
-                r := NULL;
-                RETURN;
+                RETURN NULL;
             END IF;
             bound := coalesce(bound, idem_internal.new_bound(s.wait));
             CONTINUE WHEN idem_internal.wait_for(bound, NULL, r);
@@ -1155,8 +1156,7 @@ BEGIN
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.usable_scope(caller, scope, function);
     tenant := idem_internal.tenant_in(s, tenant);
-    r := (idem_internal.record_at_rest(
-        s, tenant, key, function, true, function = 'revoke', NULL)).r;
+    r := idem_internal.record_at_rest(s, tenant, key, function, true, function = 'revoke');
     now := clock_timestamp();
     IF function = 'forget' THEN
         changed := idem_internal.forget(r, key, force);
@@ -1235,8 +1235,10 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
     found record;
-    at_rest record;
+    r idem.record;
     bound idem_internal.bound;
+    holder idem_internal.holder;
+    session_bound CONSTANT text := current_setting('lock_timeout');
     records bigint := 0;
     changed bigint := 0;
 BEGIN
@@ -1264,22 +1266,21 @@ BEGIN
     END IF;
     PERFORM idem_internal.check_isolation(function);
     FOR found IN
-        SELECT r.scope AS id, r.key FROM idem.record AS r
-        WHERE (r.scope = s.id OR scope IS NULL) AND r.tenant = tenant AND r.state <> 'a'
-        ORDER BY r.scope, r.key
+        SELECT x.scope AS id, x.key FROM idem.record AS x
+        WHERE (x.scope = s.id OR scope IS NULL) AND x.tenant = tenant AND x.state <> 'a'
+        ORDER BY x.scope, x.key
     LOOP
         IF scope IS NULL THEN
             SELECT x.* INTO s FROM idem.scope AS x WHERE x.id = found.id;
             s.id := found.id;
             s.wait := coalesce(s.wait, '10 seconds');
         END IF;
-        at_rest := idem_internal.record_at_rest(
-            s, tenant, found.key, split_part(function, '_', 1), false, false, bound);
-        bound := at_rest.bound;
+        r := idem_internal.record_at_rest(
+            s, tenant, found.key, split_part(function, '_', 1), false, false);
         records := records + 1;
         changed := changed + CASE
-            WHEN function = 'forget_tenant' THEN idem_internal.forget(at_rest.r, found.key, force)
-            ELSE idem_internal.erase(at_rest.r, found.key, force) END::integer;
+            WHEN function = 'forget_tenant' THEN idem_internal.forget(r, found.key, force)
+            ELSE idem_internal.erase(r, found.key, force) END::integer;
     END LOOP;
     IF records = 0 AND tenant = '' THEN
         RAISE NOTICE 'there are no records without a tenant';
@@ -1292,7 +1293,26 @@ BEGIN
                    'idem.forget().';
     END IF;
     IF function = 'forget_tenant' THEN
-        DELETE FROM idem.watermark AS w WHERE (w.scope, w.tenant) = (s.id, tenant);
+        LOCK TABLE idem.watermark IN ROW EXCLUSIVE MODE;  -- which the bound is not for
+        BEGIN
+            FOR found IN
+                SELECT w.source AS key FROM idem.watermark AS w
+                WHERE (w.scope, w.tenant) = (s.id, tenant)
+                ORDER BY w.source
+            LOOP
+                bound := idem_internal.new_bound(idem_internal.fixed(s.wait));
+                PERFORM idem_internal.limit_waits(bound);
+                DELETE FROM idem.watermark AS w
+                WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, found.key);
+                PERFORM set_config('lock_timeout', session_bound, true);
+            END LOOP;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM idem_internal.is_within(bound);
+            SELECT h.* INTO holder
+            FROM idem_internal.holder_of(
+                idem_internal.lock_id(s, tenant, 'source' || E'\x1f' || found.key)) AS h;
+            PERFORM idem_internal.refuse_in_progress(found.key, holder, bound);
+        END;
     END IF;
     RETURN changed;
 END
