@@ -1350,6 +1350,30 @@ INSERT INTO idem.purge_progress VALUES (0);
 COMMENT ON TABLE idem.purge_progress IS
     'The block at which the next purge begins.';
 
+-- A dump then has the name of a renamed owner, and none if the role was dropped. While a scope is
+-- being changed, this is left to the next purge.
+CREATE FUNCTION idem_internal.store_owners()
+RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    stale CONSTANT integer[] := ARRAY(
+        SELECT s.id FROM idem.scope AS s LEFT JOIN pg_roles AS r ON r.oid = s.owner
+        WHERE s.owner_role <> coalesce(r.oid, 0) OR s.owner_name IS DISTINCT FROM r.rolname);
+BEGIN
+    IF stale <> '{}' THEN
+        LOCK TABLE idem.scope IN ROW EXCLUSIVE MODE NOWAIT;
+        UPDATE idem.scope AS s SET owner_role = coalesce(x.oid, 0), owner_name = x.rolname
+        FROM (SELECT y.id, r.oid, r.rolname
+              FROM idem.scope AS y LEFT JOIN pg_roles AS r ON r.oid = y.owner
+              WHERE y.id = ANY (stale)
+              FOR UPDATE OF y SKIP LOCKED) AS x
+        WHERE s.id = x.id;
+    END IF;
+EXCEPTION
+    WHEN lock_not_available THEN NULL;
+END
+$$;
+
 -- No index has expiry, so the table is read from where the last purge stopped, some blocks at a
 -- time. Rows that another transaction has locked are passed over, so that the purge waits for none;
 -- a concurrent purge begins at the same block and does not move the position.
@@ -1381,11 +1405,7 @@ BEGIN
             HINT = 'If this server has become the primary, drop the subscription.';
         RETURN 0;
     END IF;
-    -- A dump then has the name of a renamed owner, and none if the role was dropped.
-    UPDATE idem.scope AS s SET owner_role = coalesce(r.oid, 0), owner_name = r.rolname
-    FROM idem.scope AS x LEFT JOIN pg_roles AS r ON r.oid = x.owner
-    WHERE s.id = x.id AND (s.owner_role <> coalesce(r.oid, 0)
-                           OR s.owner_name IS DISTINCT FROM r.rolname);
+    PERFORM idem_internal.store_owners();
     SELECT p.ctid, p.position INTO place, block
     FROM idem.purge_progress AS p
     FOR UPDATE SKIP LOCKED;

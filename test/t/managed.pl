@@ -423,7 +423,14 @@ is(ask($replay, 'first'), $answers, 'a retry is answered, and another request is
 # A dump has a dropped owner as a number, which on another server may be another role's; and a renamed one.
 ask(q{CREATE ROLE carol; CREATE ROLE dave; CREATE ROLE erin; SELECT idem.create_scope('orphan', owner => 'carol'),
 	idem.create_scope('renamed', owner => 'dave'), idem.once('orphan', 'k')}, 'first');
-ask(q{ALTER ROLE dave RENAME TO frank; SELECT 1 FROM idem.purge()}, 'first');
+ask(q{ALTER ROLE dave RENAME TO frank}, 'first');
+my $changing = $node->background_psql('first', on_error_stop => 1);
+$changing->query_safe(q{BEGIN; SELECT idem.alter_scope('renamed', ttl => '1 day')});
+is(ask(q{SET lock_timeout = '1 s'; SELECT count(*) FROM idem.purge()}, 'first'), '1',
+	'a purge does not wait for a change of a scope to store the new name of an owner');
+$changing->query_safe('ROLLBACK');
+$changing->quit;
+ask(q{SELECT 1 FROM idem.purge()}, 'first');
 my ($carol, $erin) = map { ask("SELECT '$_'::regrole::oid") } qw(carol erin);
 ask('DROP ROLE carol');
 my $dump = $node->backup_dir . '/managed.sql';
