@@ -3287,6 +3287,24 @@ RETURN idem_internal.check_name(
     source, 'source', 'source',
     'Pass a name of 1 to 255 bytes, such as a topic and its partition.');
 
+-- A watermark that another transaction has changed after the snapshot of a REPEATABLE READ
+-- transaction raises 40001. The lock is given back, so that a duplicate holds up no other call.
+CREATE FUNCTION idem_internal.check_watermark(scope integer, tenant text, source text)
+RETURNS void
+LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+BEGIN
+    IF current_setting('transaction_isolation') NOT LIKE 'read %' THEN
+        PERFORM FROM idem.watermark AS w
+        WHERE (w.scope, w.tenant, w.source) = (scope, tenant, source)
+        FOR SHARE SKIP LOCKED;
+        RAISE SQLSTATE 'ID000';
+    END IF;
+EXCEPTION
+    WHEN SQLSTATE 'ID000' THEN NULL;
+END
+$$;
+
 CREATE FUNCTION idem_internal.advance(
     caller oid, proof bytea, scope text, source text, seq bigint, tenant text, contiguous boolean
 )
@@ -3315,6 +3333,7 @@ BEGIN
         SELECT w.seq, idem_internal.is_own(w.xmin) INTO mark, is_own FROM idem.watermark AS w
         WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source);
         IF seq <= mark THEN
+            PERFORM idem_internal.check_watermark(s.id, tenant, source);
             RETURN false;
         END IF;
         EXIT WHEN is_locked;
@@ -3323,6 +3342,7 @@ BEGIN
         is_locked := true;
     END LOOP;
     IF contiguous AND mark + 1 < seq THEN
+        PERFORM idem_internal.check_watermark(s.id, tenant, source);
         PERFORM idem_internal.raise(
             'ID012', format('gap in the sequence of source "%s"', source),
             format('Expected number %s, got %s.', mark + 1, seq),
@@ -3392,18 +3412,22 @@ BEGIN
     PERFORM idem_internal.lock_name(
         s, idem_internal.lock_id(s, tenant, 'source' || E'\x1f' || source), source);
     SELECT w.seq INTO before FROM idem.watermark AS w
-    WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source);
+    WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source)
+    FOR UPDATE;
     IF before IS NULL THEN
         PERFORM idem_internal.require_tenant(s, tenant);
+    END IF;
+    -- A row that is not in the snapshot of a REPEATABLE READ transaction is in the way of the
+    -- insert, also where none is to stay.
+    IF seq IS NOT NULL OR before IS NULL THEN
+        INSERT INTO idem.watermark AS w (scope, tenant, source, seq, updated)
+        VALUES (s.id, tenant, source, coalesce(seq, 0), clock_timestamp())
+        ON CONFLICT ON CONSTRAINT watermark_pkey
+            DO UPDATE SET seq = excluded.seq, updated = excluded.updated;
     END IF;
     IF seq IS NULL THEN
         DELETE FROM idem.watermark AS w
         WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source);
-    ELSE
-        INSERT INTO idem.watermark AS w (scope, tenant, source, seq, updated)
-        VALUES (s.id, tenant, source, seq, clock_timestamp())
-        ON CONFLICT ON CONSTRAINT watermark_pkey
-            DO UPDATE SET seq = excluded.seq, updated = excluded.updated;
     END IF;
     RETURN before;
 END
