@@ -2882,7 +2882,8 @@ END
 $$;
 
 -- Returns the positions of the keys that are new. Takes no key locks: only the unique index keeps
--- concurrent calls apart, in the order of the keys. The wait for each key has the bound.
+-- concurrent calls apart, in the order of the keys. Each wait for a key is one of its own, within
+-- the session's timeouts alone.
 CREATE FUNCTION idem_internal.once_each(
     caller oid, proof bytea, scope text, keys text[], type regtype, tenant text
 )
@@ -2919,9 +2920,8 @@ BEGIN
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.scope_to_write(caller, scope, 'once_each');
     tenant := idem_internal.tenant_in(s, tenant);
-    bound := idem_internal.new_bound(idem_internal.fixed(s.wait));
+    bound := idem_internal.new_bound('365000 days');
     BEGIN
-        PERFORM idem_internal.limit_waits(bound);
         FOR k IN
             SELECT u.key COLLATE "C" AS key, min(u.n)::integer AS place
             FROM unnest(keys) WITH ORDINALITY AS u (key, n)
@@ -2930,6 +2930,9 @@ BEGIN
         LOOP
             tries := 0;
             verdict := CASE WHEN NOT s.has_rules THEN 'claim' END;
+            IF bound.setting = 'statement_timeout' THEN
+                PERFORM idem_internal.limit_waits(bound);
+            END IF;
             LOOP
                 IF verdict = 'claim' THEN
                     INSERT INTO idem.record AS x (
