@@ -2232,8 +2232,8 @@ RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     IF pg_catalog.octet_length(token) OPERATOR(pg_catalog.=) 44
-        AND pg_catalog.translate(pg_catalog.right(token, 18), '0123456789-', '')
-            OPERATOR(pg_catalog.=) '(,)'
+        AND pg_catalog.right(token, 18) OPERATOR(pg_catalog.~)
+            E'^-*\\([0-9]{1,9},[0-9]{1,4}\\)$'
         AND pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'off'
         AND coalesce(pg_catalog.pg_column_compression(response),
                      pg_catalog.pg_column_compression(headers),
@@ -2278,7 +2278,8 @@ BEGIN
             'The token is null.', 'A replay has no token. Test "claimed" first, and return the '
                                   'stored answer if it is false.');
     ELSIF length(token) <> 44
-        OR token !~ E'^(L[0-9a-f]{43}|[0-9a-f-]{26}-*\\([0-9]+,[0-9]+\\))$'
+        OR token !~ E'^(L[0-9a-f]{43}|[0-9a-f-]{26}-*\\([0-9]{1,10},[0-9]{1,4}\\))$'
+        OR substring(token, E'\\(([0-9]+),')::bigint > 4294967295
     THEN
         PERFORM idem_internal.refuse_token(
             'The text is not a token of idem.claim().',
@@ -2910,7 +2911,8 @@ BEGIN
             'keys', keys::text, 'The array must have one dimension.',
             'Pass the keys as ARRAY[''order-1'', ''order-2''].');
     END IF;
-    PERFORM idem_internal.check_key_type(type, 'keys') WHERE keys[1] IS NOT NULL;
+    PERFORM idem_internal.check_key_type(type, 'keys')
+    WHERE keys[array_lower(keys, 1)] IS NOT NULL;
     FOREACH given IN ARRAY keys LOOP
         place := place + 1;
         IF (octet_length(given) BETWEEN 1 AND 255) IS NOT TRUE THEN

@@ -121,6 +121,7 @@ SELECT idem.once_each('messages', '{n1,""}');
 SELECT idem.once_each('messages', ARRAY['n1', repeat('k', 256)]);
 SELECT idem.once_each('messages', NULL);
 SELECT idem.once_each('messages', '{{n1},{n2}}');
+SELECT idem.once_each('messages', '[0:0]={5}'::int[]);
 SELECT idem.once_each('strict', '{n1}', 'acme');
 SELECT count(*) FROM seen WHERE key LIKE 'n%';
 -- the scope's rules for new keys apply

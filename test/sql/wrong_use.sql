@@ -29,6 +29,7 @@ SELECT attempt(format('SELECT idem.%s(%s, %L)', f, s, 'k'))
 -- tokens: null, garbage, another key's digits, another session's, finished, older than a savepoint
 SELECT attempt(format('SELECT idem.%s', call)) FROM unnest(ARRAY[
   'complete(NULL)', 'fail(NULL, ''{"message": "no"}'')', 'release(NULL)', 'complete('''')', 'complete(''garbage'')',
+  'complete(''aaaaaaaaaaaaaaaaaaaaaaaaaa--------(0,999999)'')', 'complete(''aaaaaaaaaaaaaaaaaaaaaaaaaa---(99999999999,1)'')',
   'complete(repeat(''A'', 39))', 'release(repeat(''A'', 39))', 'fail(repeat(''A'', 39), ''{"message": "no"}'')']) call;
 BEGIN;
 SELECT token AS t FROM idem.claim('wrong', 'twice') \gset
