@@ -77,7 +77,7 @@ COMMENT ON COLUMN idem.scopes.header_exclude IS
 COMMENT ON COLUMN idem.scopes.tenant_from IS
     'Where the tenant of a call comes from: argument or role.';
 COMMENT ON COLUMN idem.scopes.max_answer_size IS
-    'How many bytes an answer may have, and a stored request, a recovery state and an error.';
+    'How many bytes an answer, a stored request, a recovery state or an error may have.';
 COMMENT ON COLUMN idem.scopes.records IS
     'Whether the scope''s records are in the tables that transactions choose, and never in '
     'idem.record.';

@@ -8,6 +8,9 @@
 -- From the commit of this script on, idem stores every new key. migrate.claim() still finds old
 -- keys.
 
+-- Each statement has to see what was committed before the fence.
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+
 -- ADAPT: if a long transaction delays the script, it fails after this time, so that other callers
 -- need not wait behind it. Run it again in that case.
 SET LOCAL lock_timeout = '5s';

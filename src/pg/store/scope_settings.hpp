@@ -173,7 +173,7 @@ inline constexpr auto settings = std::to_array<Setting>({
     {"tenant_from", TEXTOID, "argument", check_word_of<TenantFrom>, read<&Scope::tenant_from>,
      "where the tenant of a call comes from: argument or role"},
     {"max_answer_size", INT4OID, "65536", check_size, read<&Scope::max_answer_size>,
-     "how many bytes of answer, error, request and recovery state a record may hold"},
+     "how many bytes an answer, a stored request, a recovery state or an error may have"},
     {"records", BOOLOID, "false", check_nothing, read<&Scope::records>,
      "whether the scope's records are in the tables that transactions choose, and never in "
      "idem.record"},
