@@ -29,7 +29,7 @@ struct PurgeLimits {
     // own limits hold. For a process without a statement_timeout.
     int time_limit_ms = 0;
     // Where to begin if an open transaction has purged, which keeps the position to itself.
-    std::optional<RecordBlock> otherwise_from;
+    std::optional<RecordBlock> otherwise_from = std::nullopt;
 };
 
 struct PurgeResult {
