@@ -9,7 +9,9 @@ import gc
 import gzip
 import io
 import json
+import threading
 import time
+import types
 import unittest
 import warnings
 from unittest import mock
@@ -471,6 +473,40 @@ class Routes:
         self.assertEqual((first[1]["x-attempt"], first[2], again[2], effects(key), seen),
                          ("2", b"2", b"2", 1, [1]))
 
+    def spending(self, user, losses):
+        """An endpoint that changes the user and the session, and loses so many races. Returns also
+        what its attempts have found, and the session."""
+        found, session = [], {}
+
+        def spend(user, session):
+            found.append((user.credits[-1], session.get("spent", 0)))
+            user.credits.append(user.credits[-1] - 10)
+            session["spent"] = session.get("spent", 0) + 10
+            if len(found) <= losses:
+                raise psycopg.errors.SerializationFailure("lost")
+        options = {"user": user, "session": session, "spend": spend}
+        return self.once(options=options), found, session
+
+    def test_each_attempt_begins_with_the_request_as_it_was(self):
+        app, found, session = self.spending(types.SimpleNamespace(credits=[100]), 2)
+        key = new_key()
+        self.assertEqual((self.sent(app, key)[0], found, effects(key)), (201, [(100, 0)] * 3, 1))
+        if isinstance(self, Asgi):  # the middleware of the session keeps the object
+            self.assertEqual(session, {"spent": 10})
+
+    def test_what_cannot_be_copied_is_not_changed_twice(self):
+        class Owner(types.SimpleNamespace):
+            def __del__(self):
+                pass
+        for of in (lambda: threading.Lock(), Owner, lambda: list(range(20_000))):
+            user, key = types.SimpleNamespace(credits=[100], of=of()), new_key()
+            app, found, _ = self.spending(user, 1)
+            with self.subTest(type(user.of)), self.assertLogs("pg_idem", "ERROR"):
+                response = self.sent(app, key)
+            self.assertEqual((response[0], response[1]["retry-after"], found, effects(key)),
+                             (503, "1", [(100, 0)], 0))
+            self.assertEqual((self.sent(app, key)[0], len(found), effects(key)), (201, 2, 1))
+
     def test_a_failure(self):
         def act():
             raise pg_idem.Failure("insufficient funds", status=402, headers={
@@ -575,7 +611,8 @@ def split(options):
     """Options of Idempotency, of the test's endpoint, and of the route."""
     options = dict(options)
     own = {name: options.pop(name) for name in ("connect", "on_event", "ttl") if name in options}
-    test = {name: options.pop(name) for name in ("later", "amount", "outer") if name in options}
+    test = {name: options.pop(name) for name in (
+        "later", "amount", "outer", "user", "session", "spend") if name in options}
     return own, test, options
 
 
@@ -610,6 +647,7 @@ class Flask(Wsgi, PaymentTest):
              guest=None):
         own, test, options = split(options)
         app = flask.Flask(__name__)
+        app.secret_key = "test"
         if callable(tenant):
             of, tenant = tenant, lambda request: of(request.headers.get("Authorization"))
 
@@ -618,6 +656,7 @@ class Flask(Wsgi, PaymentTest):
             def checked():
                 if guest and "Authorization" not in flask.request.headers:
                     flask.abort(guest)
+                flask.g.user = test.get("user")
                 return view()
             return checked
 
@@ -627,6 +666,8 @@ class Flask(Wsgi, PaymentTest):
         @pg_idem.flask.idempotent(Idempotency(own.pop("connect", connect), wait=0, **own), scope,
                                   tenant=tenant, **options)
         def pay():
+            if "spend" in test:
+                test["spend"](flask.g.user, flask.session)
             if test.get("amount", 1):
                 flask.g.idem_connection.execute(INSERT, (test.get("amount", 1),))
             if "later" in test:
@@ -772,6 +813,8 @@ class Django(Wsgi, PaymentTest):
             "ATOMIC_REQUESTS": False})
 
         def pay(request):
+            if "spend" in test:
+                test["spend"](request.owner, request.session)
             if test.get("amount", 1):
                 self.payment.objects.create(amount=test.get("amount", 1))
             if "later" in test:
@@ -781,8 +824,17 @@ class Django(Wsgi, PaymentTest):
             status, headers, body = act(*form)
             return HttpResponse(body, status=status, headers=headers)
         view = self.view_of(idempotent(payments, scope, tenant=tenant, **options), pay, guest)
+
+        def outer(request):
+            from django.contrib.sessions.backends.signed_cookies import SessionStore
+            from django.utils.functional import SimpleLazyObject
+            if "user" in test:
+                request.session = SessionStore()
+                request.owner = SimpleLazyObject(lambda: test["user"])
+                request.owner.credits  # evaluated, as the user by what authenticates
+            return view(request)
         made = app_of(self, self.app)
-        made.own = [path("payments", view)]
+        made.own = [path("payments", functools.wraps(view)(outer))]
         return made
 
     test_an_error_that_the_application_answers = None  # views of Django have no such handlers
@@ -1031,7 +1083,16 @@ class Asgi(Contract, Routes):
         response = asyncio.run(send())
         return response.status_code, dict(response.headers), response.content
 
-    def guarded(self, app):
+    def guarded(self, app, test):
+        class WithUser:  # as the middlewares of authentication and sessions
+            def __init__(self, app):
+                self.app = app
+
+            async def __call__(self, scope, *channels):
+                await self.app({**scope, "user": test["user"], "session": test["session"]},
+                               *channels)
+        if "user" in test:
+            app.add_middleware(WithUser)
         app.add_middleware(starlette.middleware.cors.CORSMiddleware,
                            allow_origins=["https://a", "https://b"])
         app.add_middleware(starlette.middleware.gzip.GZipMiddleware, minimum_size=10)
@@ -1130,6 +1191,8 @@ async def form_of(request):
 
 
 async def answer_of(act, request, test):
+    if "spend" in test:
+        test["spend"](request.user, request.session)
     made = act(*await form_of(request))
     status, headers, body = await made if asyncio.iscoroutine(made) else made
     response = starlette.responses.Response(body, status)
@@ -1177,7 +1240,7 @@ class Starlette(Asgi, PaymentTest):
                 raise starlette.exceptions.HTTPException(guest)
             return await pay(request)
         return self.guarded(starlette.applications.Starlette(
-            routes=[starlette.routing.Route("/payments", checked, methods=["POST"])]))
+            routes=[starlette.routing.Route("/payments", checked, methods=["POST"])]), test)
 
     def test_a_stream_is_sent_after_commit(self):
         @pg_idem.starlette.idempotent(AsyncIdempotency(aconnect), "payments", tenant=None)
@@ -1248,7 +1311,7 @@ class FastAPI(Asgi, PaymentTest):
             if test.get("amount", 1):
                 await connection.execute(INSERT, (test.get("amount", 1),))
             return await answer_of(act, request, test)
-        return self.guarded(app)
+        return self.guarded(app, test)
 
     def test_the_model_of_the_response_shapes_what_is_stored(self):
         import pydantic

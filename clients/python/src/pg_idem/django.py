@@ -154,9 +154,6 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
     outer, request = request, getattr(request, "_request", request)  # of REST framework
 
     def call(connection: Any) -> Response:
-        for noted, state in found:  # what an attempt that was rolled back has left there
-            vars(noted).clear()
-            vars(noted).update(state)
         for _, upload in _files(request):
             upload.seek(0)
         try:
@@ -169,7 +166,7 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
         return _sent(route, route.too_large())
     header = request.META.get("HTTP_IDEMPOTENCY_KEY")
     exchange = _exchange(route, request)
-    found = [(each, dict(vars(each))) for each in (outer, request)]  # with what was read
+    exchange.states, exchange.shared = _states(outer, request)
     return _sent(route, route.idempotency.drive(http.respond(
         exchange, [] if header is None else [header], request, call)))
 
@@ -185,6 +182,21 @@ def _captured(response: Any, **kind: Any) -> Response:
         body = response.content
     return Response(response.status_code, list(response.items()), body, response,
                     getattr(response, "pg_idem_raised", False), **kind)
+
+
+# What Django and REST framework keep in a request, beside what is META.
+_KEPT = ("scope", "_stream", "resolver_match", "_files", "_upload_handlers", "parsers",
+         "authenticators", "negotiator", "parser_context", "_authenticator", "accepted_renderer",
+         "versioning_scheme")
+
+
+def _states(*requests: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    """What a view may change, and what the frameworks keep there."""
+    shared = [*requests, *(upload for _, upload in _files(requests[-1]))]
+    for request in requests:
+        shared += [request.META, *request.META.values()]
+        shared += [vars(request)[name] for name in _KEPT if name in vars(request)]
+    return [request.META, *(vars(request) for request in requests)], shared
 
 
 def _length(request: Any) -> int:

@@ -35,13 +35,12 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
         def once(*args: Any, **kwargs: Any) -> Any:
             if request.method in http.SAFE:
                 return current_app.ensure_sync(view)(*args, **kwargs)
-            state, hooks = vars(g._get_current_object()), _hooks()
-            before, registered = dict(state), len(hooks)
+            hooks = getattr(_context(), "_after_request_functions", [])
+            registered = len(hooks)
 
             def call(connection: Any) -> Response:
-                state.clear()  # what an attempt that was rolled back has left
-                state.update(before, idem_connection=connection)
-                del hooks[registered:]
+                g.idem_connection = connection
+                del hooks[registered:]  # of an attempt that was rolled back
                 _rewind(exchange.body)
                 return _called(lambda: current_app.ensure_sync(view)(*args, **kwargs))
             if (request.content_length or 0) > route.max_body:
@@ -53,11 +52,11 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
     return decorate
 
 
-def _hooks() -> Any:
-    """The functions of after_this_request()."""
-    context = getattr(flask.globals, "request_ctx", None) or getattr(
-        flask.globals, "_request_ctx_stack").top
-    return getattr(context, "_after_request_functions", [])
+def _context() -> Any:
+    found: Any = getattr(flask.globals, "request_ctx", None)
+    if found is None:
+        return getattr(flask.globals, "_request_ctx_stack").top
+    return found._get_current_object()
 
 
 def _exchange(route: Route) -> Exchange:
@@ -70,7 +69,23 @@ def _exchange(route: Route) -> Exchange:
             form.append((name, http.file(upload.filename, upload.mimetype, chunks)))
     return Exchange(route, request.method, request.root_path.rstrip("/") + request.path,
                     request.query_string.decode("latin-1"), body, request.content_type or "",
-                    request.headers.get("Content-Encoding", ""), form, request.content_length or 0)
+                    request.headers.get("Content-Encoding", ""), form, request.content_length or 0,
+                    *_states())
+
+
+def _states() -> tuple[list[dict[str, Any]], list[Any]]:
+    """What a view may change, and what Flask keeps there."""
+    current: Any = request
+    context, own = vars(_context()), vars(current._get_current_object())
+    return [vars(g._get_current_object()), context, own, *http.states_of(_session())], [
+        *(value for name, value in context.items() if "flashes" not in name), _session(),
+        *(value for name, value in own.items()
+          if name == "environ" or hasattr(flask.Request, name))]
+
+
+def _session() -> Any:
+    current: Any = flask.session
+    return current._get_current_object()
 
 
 def _rewind(body: bytes) -> None:

@@ -11,6 +11,9 @@ and its answer is stored in the transaction of its effect, which is committed be
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import gc
 import hashlib
 import json
 import math
@@ -21,6 +24,7 @@ import zlib
 from dataclasses import dataclass, field
 from email.utils import format_datetime
 from http import HTTPStatus
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Callable, Collection, Iterable, Optional, Sequence, Union
 from urllib.parse import parse_qsl
 
@@ -164,6 +168,72 @@ class Route:
         return Response(document["status"], headers, body, document=document)
 
 
+class Initial:
+    """What a request holds before its first attempt. `states` are the dicts that a handler may
+    change. They are copied with the objects in them, such as the user, except for those `shared`.
+    What cannot be copied cannot be restored."""
+
+    def __init__(self, states: Sequence[dict[str, Any]], shared: Iterable[Any]) -> None:
+        self._states, self._shared = states, {id(each): each for each in shared}
+        self._found: Optional[list[dict[str, Any]]] = None
+        if self._is_data():
+            with contextlib.suppress(Exception):
+                self._found = self._copy_of(states)
+
+    @property
+    def copied(self) -> bool:
+        return self._found is not None
+
+    def restore(self) -> None:
+        assert self._found is not None
+        plain: Any = dict  # whose methods do not mark a session as modified
+        for state, found in zip(self._states, self._copy_of(self._found)):
+            plain.clear(state)
+            plain.update(state, found)
+
+    def _copy_of(self, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return copy.deepcopy([dict.copy(state) for state in states], dict(self._shared))
+
+    def _is_data(self) -> bool:
+        """False for what owns a resource, for rows of a Session of SQLAlchemy, for arrays, and for
+        more objects than should be copied for each request."""
+        seen, unseen = set(self._shared), [each for state in self._states
+                                           for each in dict.values(state)]
+        while unseen and len(seen) <= _MOST_OBJECTS:
+            each = unseen.pop()
+            kind = type(each)
+            if id(each) in seen or issubclass(kind, _NEVER_COPIED):
+                continue
+            if any(hasattr(kind, name) for name in ("__del__", "_sa_class_manager", "__array__")):
+                return False
+            seen.add(id(each))
+            unseen.extend(gc.get_referents(each))
+        return not unseen
+
+
+_MOST_OBJECTS = 10_000
+_NEVER_COPIED = (type, FunctionType, BuiltinFunctionType, ModuleType)
+
+
+def states_of(session: Any) -> list[dict[str, Any]]:
+    """The items and the attributes of a session, which stays the object that others know."""
+    return [state for state in (session, getattr(session, "__dict__", None))
+            if isinstance(state, dict)]
+
+
+@dataclass(frozen=True)
+class _Repeat(Retry):
+    """As long as the handler can be run again. Else the client repeats the request."""
+
+    exchange: Optional[Exchange] = None
+
+    def pause(self, error: BaseException, attempt: int, elapsed: float) -> Optional[float]:
+        initial = self.exchange and self.exchange.initial
+        if initial and not initial.copied:
+            return None
+        return super().pause(error, attempt, elapsed)
+
+
 @dataclass
 class Exchange:
     """One request, and what becomes of it."""
@@ -177,6 +247,9 @@ class Exchange:
     content_encoding: str = ""
     form: Optional[Sequence[tuple[str, Any]]] = None  # its fields: values, or files as of file()
     length: int = 0  # of the body, as the client says
+    states: Sequence[dict[str, Any]] = ()  # with those shared, as of Initial
+    shared: Sequence[Any] = ()
+    initial: Optional[Initial] = field(default=None, init=False)  # since the first attempt
     # Of the attempt that is running, or that has been committed.
     response: Optional[Response] = field(default=None, init=False)
 
@@ -229,6 +302,10 @@ class Exchange:
     def attempt(self, call: Callable[[Any], Any], connection: Any) -> Steps[Answer[Any]]:
         """The answer of the handler to store."""
         self.response = None  # that of the attempt before was rolled back
+        if self.initial is None:
+            self.initial = Initial(self.states, self.shared)
+        else:
+            self.initial.restore()
         try:
             return self.judge((yield call(connection)))
         except Failure as failure:
@@ -350,11 +427,12 @@ def respond(exchange: Exchange, keys: Sequence[str], request: Any,
     try:
         key = exchange.key(keys, request)
         if key is None:
+            exchange.states = ()  # there is one attempt
             return exchange.outcome(
                 (yield from idempotency.transaction_steps(work, retry=NO_RETRY)))
         bound = exchange.request()  # of bytes, which each attempt parses anew
         answer = yield from idempotency.run_steps(
-            scope, key, lambda: bound, work, retry=RETRY,
+            scope, key, lambda: bound, work, retry=_Repeat(**vars(RETRY), exchange=exchange),
             tenant=core.UNSET if tenant is None else tenant, expires=route.send_retention)
         if isinstance(answer.response, Response):  # it was rolled back
             return answer.response

@@ -64,7 +64,7 @@ class Operation:
 
     async def respond(self, request: Any, endpoint: Callable[[Any], Any]) -> Any:
         """The response of endpoint(request), which calls begin()."""
-        self.body = await _read(request, self.route.max_body)
+        self.body, self.scope = await _read(request, self.route.max_body), request.scope
         while True:
             scope = {**request.scope, "state": dict(request.scope.get("state", {}))}
             attempt = type(request)(scope, _replay(self.body))
@@ -102,7 +102,8 @@ class Operation:
                 self.route, request.method, _path(request.scope),
                 request.scope.get("query_string", b"").decode("latin-1"), self.body,
                 request.headers.get("content-type", ""),
-                request.headers.get("content-encoding", ""), await _form(request, self.body))
+                request.headers.get("content-encoding", ""), await _form(request, self.body),
+                0, *_states(self.scope))
             self.steps = http.respond(exchange, request.headers.getlist("idempotency-key"), request,
                                       Call, tenant)
             await self._move(functools.partial(self.steps.send, None))
@@ -151,6 +152,15 @@ class Operation:
         response = await _captured(request, made)
         response.raised = True
         return response
+
+
+def _states(scope: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    """What an endpoint may change, and what frameworks keep there."""
+    session = scope.get("session")
+    return [scope, *http.states_of(session)], [session, *(
+        value for name, value in scope.items()
+        if name in ("app", "router", "route", "endpoint", "extensions")
+        or name.startswith(("fastapi", "starlette", "pg_idem")))]
 
 
 def _path(scope: Any) -> str:
