@@ -37,6 +37,7 @@ try:
 except ImportError:
     django = None
 try:
+    import anyio.to_thread
     import httpx
     import starlette.applications
     import starlette.background
@@ -1266,6 +1267,60 @@ class Starlette(Asgi, PaymentTest):
             routes=[starlette.routing.Route("/payments", pay, methods=["POST"])])), new_key()
         self.assertEqual([self.sent(app, key)[0] for _ in range(2)], [201, 201])
         self.assertEqual(effects(key), 1)
+
+
+    def blocking(self, pool, act=lambda key: None, wait=2.0):
+        @pg_idem.starlette.idempotent(Idempotency(pool, wait=wait), "payments", tenant=None)
+        def pay(request):
+            request.state.idem_connection.execute(INSERT, (1,))
+            act(request.headers["Idempotency-Key"])
+            return starlette.responses.PlainTextResponse("paid", 201)
+        transport = httpx.ASGITransport(starlette.applications.Starlette(
+            routes=[starlette.routing.Route("/payments", pay, methods=["POST"])]))
+        return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    def test_claims_that_wait_for_the_pool_stop_no_operation(self):
+        pool, lost = threading.Semaphore(1), set()
+
+        @contextlib.contextmanager
+        def connection():
+            if not pool.acquire(timeout=10):
+                raise psycopg.OperationalError("no connection in time")
+            try:
+                with connect() as made:
+                    yield made
+            finally:
+                pool.release()
+
+        def lose(key):  # once
+            if key not in lost:
+                lost.add(key)
+                raise psycopg.errors.SerializationFailure("lost")
+
+        async def statuses():
+            anyio.to_thread.current_default_thread_limiter().total_tokens = 2
+            async with self.blocking(connection, lose) as client:
+                return [response.status_code for response in await asyncio.gather(*[
+                    client.post("/payments", headers={"Idempotency-Key": new_key()})
+                    for _ in range(6)])]
+        self.assertEqual(asyncio.run(statuses()), [201] * 6)
+
+    def test_a_time_limit_during_a_claim_leaves_no_transaction(self):
+        gc.disable()
+        self.addCleanup(gc.enable)
+        key = new_key()
+
+        async def statuses():
+            async with self.blocking(connect) as client:
+                def post():
+                    return client.post("/payments", headers={"Idempotency-Key": key})
+                with held(key, "{}"):
+                    limited = asyncio.create_task(asyncio.wait_for(post(), 0.3))
+                    await asyncio.sleep(0.6)
+                with self.assertRaises(asyncio.TimeoutError):
+                    await limited
+                return (await post()).status_code
+        self.assertEqual((asyncio.run(statuses()), effects(key)), (201, 1))
 
 
 @unittest.skipUnless(fastapi and starlette, "FastAPI or httpx is not installed")

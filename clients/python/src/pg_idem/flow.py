@@ -30,6 +30,12 @@ class Call(NamedTuple):
     connection: Any
 
 
+class Pause(NamedTuple):
+    """Yielded between the attempts of a blocking driver, which hold no connection meanwhile."""
+
+    seconds: float
+
+
 class Done(NamedTuple):
     value: Any
 
@@ -37,10 +43,10 @@ class Done(NamedTuple):
 Move = Callable[[], Any]  # the next send() or throw() of a generator
 
 
-def advance(steps: Steps[Any], move: Move) -> Union[Call, Done]:
+def advance(steps: Steps[Any], move: Move) -> Union[Call, Pause, Done]:
     try:
         value = move()
-        while not isinstance(value, Call):
+        while not isinstance(value, (Call, Pause)):
             value = steps.send(value)
         return value
     except StopIteration as end:
@@ -62,7 +68,12 @@ async def advance_async(steps: Steps[Any], move: Move) -> Union[Call, Done]:
 
 
 def run(steps: Steps[Any]) -> Any:
-    return advance(steps, functools.partial(steps.send, None))[0]
+    go_on = functools.partial(steps.send, None)
+    now = advance(steps, go_on)
+    while isinstance(now, Pause):
+        time.sleep(now.seconds)
+        now = advance(steps, go_on)
+    return now[0]
 
 
 async def run_async(steps: Steps[Any]) -> Any:

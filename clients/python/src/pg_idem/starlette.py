@@ -7,11 +7,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from typing import Any, Callable, Optional, Union
 
 import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
 from starlette import requests
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import URL
@@ -106,7 +109,7 @@ class Operation:
                 0, *_states(self.scope))
             self.steps = http.respond(exchange, request.headers.getlist("idempotency-key"), request,
                                       Call, tenant)
-            await self._move(functools.partial(self.steps.send, None))
+            await self._move(functools.partial(self.steps.send, None), claims=True)
         if not isinstance(self.now, Call):
             raise Answered
         request.state.idem_connection = self.now.connection
@@ -118,11 +121,44 @@ class Operation:
         await self._move(functools.partial(self.steps.send, response) if error is None
                          else functools.partial(self.steps.throw, error))
 
-    async def _move(self, move: flow.Move) -> None:
-        if isinstance(self.route.idempotency, Blocking):
-            self.now = await run_in_threadpool(flow.advance, self.steps, move)
-        else:
+    async def _move(self, move: flow.Move, *, claims: bool = False) -> None:
+        if not isinstance(self.route.idempotency, Blocking):
             self.now = await flow.advance_async(self.steps, move)
+            return
+        now = await self._in_thread(move, claims)
+        while isinstance(now, flow.Pause):
+            await anyio.sleep(now.seconds)
+            now = await self._in_thread(functools.partial(self.steps.send, None), claims=True)
+        self.now = now
+
+    async def _in_thread(self, move: flow.Move, claims: bool) -> Union[Call, flow.Pause, Done]:
+        """Claims wait for a connection in threads of their own. Those who have one need the others,
+        for the endpoint and for COMMIT."""
+        if not claims:
+            return await self._to_the_end(move)
+        async with _claiming():
+            return await self._to_the_end(move, anyio.CapacityLimiter(1))
+
+    async def _to_the_end(self, move: flow.Move, limiter: Optional[anyio.CapacityLimiter] = None
+                          ) -> Union[Call, flow.Pause, Done]:
+        """In a thread, which no time limit ends: what it has begun would hold the key until it is
+        collected as garbage. It is rolled back."""
+        ended: list[Any] = []
+
+        def advance() -> None:
+            try:
+                ended.append(flow.advance(self.steps, move))
+            except BaseException as error:
+                ended.append(error)
+        cancelled = await _finished(anyio.to_thread.run_sync(advance, limiter=limiter))
+        if cancelled is None:
+            if isinstance(ended[0], BaseException):
+                raise ended[0]
+            return ended[0]  # type: ignore[no-any-return]
+        if isinstance(ended[0], Call):
+            move = functools.partial(self.steps.throw, cancelled)
+            await _finished(anyio.to_thread.run_sync(advance))
+        raise cancelled
 
     async def _rendered(self, request: Any, error: BaseException) -> Optional[Response]:
         """What NotStored carries, or what the application's handler of the exception answers."""
@@ -152,6 +188,37 @@ class Operation:
         response = await _captured(request, made)
         response.raised = True
         return response
+
+
+_CLAIMING = RunVar[anyio.Semaphore]("pg_idem_claiming")  # of each event loop
+
+
+def _claiming() -> anyio.Semaphore:
+    try:
+        return _CLAIMING.get()
+    except LookupError:
+        threads = anyio.to_thread.current_default_thread_limiter().total_tokens
+        _CLAIMING.set(anyio.Semaphore(int(min(threads, 10_000))))
+        return _CLAIMING.get()
+
+
+async def _finished(awaitable: Any) -> Optional[BaseException]:
+    """Waits for it, and returns what has cancelled the caller meanwhile."""
+    cancelled: Optional[BaseException] = None
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # Trio, which does not cancel a thread
+        await awaitable
+        return None
+    task = asyncio.ensure_future(awaitable)
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    task.result()
+    return cancelled
 
 
 def _states(scope: Any) -> tuple[list[dict[str, Any]], list[Any]]:

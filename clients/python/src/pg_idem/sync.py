@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from contextlib import contextmanager
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
@@ -26,8 +25,8 @@ class Blocking(flow.Operations[Lease]):
         return manager.__exit__(type(error) if error else None, error,
                                 error.__traceback__ if error else None)
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def sleep(self, seconds: float) -> flow.Pause:
+        return flow.Pause(seconds)
 
 
 class Idempotency(Blocking):
