@@ -261,12 +261,23 @@ class Leases:
         self.assertTrue(450 < raised.exception.retry_after <= 1000, raised.exception.retry_after)
 
     def test_an_error_whose_message_the_server_does_not_take(self):
-        for message, noted in (("", "ValueError"), ("a\0\ud83d", "a\ufffd?")):
+        query("SELECT idem.create_scope('small', max_answer_size => 1024, if_not_exists => true)"
+              "::text")
+
+        def noted(error):
             key = new_key()
-            with self.assertRaises(ValueError), self.lease(key):
-                raise ValueError(message)
-            error = query("SELECT last_error->>'message' FROM idem.in_flight WHERE key = %s", key)
-            self.assertEqual(error, noted)
+            with self.assertRaises(type(error)), self.lease(key, scope="small"):
+                raise error
+            return query("SELECT last_error->>'message' FROM idem.in_flight WHERE key = %s", key)
+
+        class Silent(Exception):
+            def __str__(self):
+                return 1 / 0
+        for message, expected in (("", "ValueError"), (" ", " "), ("a\0\ud83d", "a\ufffd?"),
+                                  ("\n" * 100_000, "\n" * 1000),
+                                  ("\u20ac" * 100_000, "\u20ac" * 333)):
+            self.assertEqual(noted(ValueError(message)), expected)
+        self.assertEqual(noted(Silent()), "Silent")
 
     def test_an_interrupted_attempt_is_released_at_once(self):
         key = new_key()
@@ -854,6 +865,67 @@ class Workers(LeaseTest):
             self.work_until(Worker(Idempotency(connect), "leased", pay, wait=0.1, backoff=NOW),
                             lambda: state_of(key) == "completed")
         self.assertEqual(effects(key), 1)
+
+    def test_a_cancelled_statement_does_not_end_it(self):
+        def cancel():
+            return query(
+                "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE pid <>"
+                " pg_backend_pid() AND query ~ 'idem.take' AND datname = current_database()")
+
+        def done():
+            if not keys and cancel():
+                keys.append(self.abandon())
+            return keys and state_of(keys[0]) == "completed"
+        keys = []
+        with self.assertLogs("pg_idem", "WARNING"):
+            self.work_until(Worker(Idempotency(connect), "leased", lambda lease: "paid",
+                                   wait=10.0), done)
+
+    def test_work_that_ends_itself_is_repeated_after_the_backoff(self):
+        async def cancelled(lease):
+            inner = asyncio.ensure_future(asyncio.sleep(60))
+            inner.cancel()
+            await inner
+
+        async def exits(lease):
+            sys.exit("no configuration")
+
+        def exits_in_a_thread(lease):
+            sys.exit("no configuration")
+
+        def work(function):
+            if function is exits_in_a_thread:
+                self.work_until(Worker(Idempotency(connect), "leased", function, wait=0.1,
+                                       backoff=(100.0, 200.0)), lambda: noted(key))
+                return
+
+            async def main():
+                worker = AsyncWorker(AsyncIdempotency(aconnect), "leased", function, wait=0.1,
+                                     backoff=(100.0, 200.0))
+                task = asyncio.create_task(worker.run())
+                while not await asyncio.to_thread(noted, key):
+                    await asyncio.sleep(0.05)
+                worker.stop()
+                await task
+            asyncio.run(asyncio.wait_for(main(), 120))
+
+        def noted(key):
+            with connect() as connection:
+                return connection.execute(
+                    "SELECT last_error FROM idem.in_flight WHERE key = %s"
+                    " AND last_error IS NOT NULL", (key,)).fetchone()
+        for function in (cancelled, exits, exits_in_a_thread):
+            key = self.abandon()
+            with self.subTest(function.__name__), self.assertLogs("pg_idem", "WARNING") as logged:
+                work(function)
+            self.assertEqual(["attempt 2" in record.getMessage() for record in logged.records],
+                             [True])
+            with self.assertRaises(InProgress) as refused:
+                Idempotency(connect).lease("leased", key, {"amount": 1},
+                                           retry=Retry(attempts=1)).run(None)
+            self.assertGreater(refused.exception.retry_after, 45)
+            query("SELECT idem.revoke('leased', %s::text)::text", key)
+            finish_others()
 
     def test_it_goes_on_after_errors(self):
         broken = [1, 1]

@@ -18,10 +18,15 @@ from .flow import Steps, T, log
 RELEASE_RETRY = Retry(attempts=3, deadline=5.0)
 
 
-def _message_of(error: BaseException) -> str:
-    """As the server takes it: not empty, without NUL and without half a surrogate pair."""
-    text = str(error) or type(error).__name__
-    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+def _error_of(error: BaseException) -> str:
+    """As the server takes it: not empty, without NUL and without half a surrogate pair, and within
+    1,024 bytes, the least max_answer_size of a scope."""
+    try:
+        text = str(error)
+    except Exception:  # the operation is released whatever the error is
+        text = ""
+    encoded = (text or type(error).__name__).replace("\0", "\ufffd").encode(errors="replace")
+    return json.dumps({"message": encoded[:1000].decode(errors="ignore")})
 
 
 class Taken(NamedTuple):
@@ -45,6 +50,8 @@ class LeaseBase:
     """
 
     lost: Any
+    # Whether an error that is no Exception, such as CancelledError, comes from outside of the work.
+    interrupted: Callable[[], bool] = staticmethod(lambda: True)
     _raised: Optional[Exception] = None  # by a call of this attempt: the function may swallow it
 
     def __init__(self, operations: flow.Operations[Any], claim: Mapping[str, Any], request: Any, *,
@@ -269,9 +276,10 @@ class LeaseBase:
                 yield from self._finished()
                 raise
             return
-        base, cap = self._backoff if isinstance(error, Exception) else (0.0, 0.0)
+        later = isinstance(error, Exception) or not self.interrupted()
+        base, cap = self._backoff if later else (0.0, 0.0)
         parameters = {"token": self._token, "attempt": self.attempt, "base": base, "cap": cap,
-                      "error": json.dumps({"message": _message_of(error)})}
+                      "error": _error_of(error)}
         try:
             yield from self._operations.retried(lambda: self._operations.single(
                 [core.RELEASE_LEASE], parameters), RELEASE_RETRY)

@@ -13,6 +13,8 @@ from .flow import Steps, log
 from .lease import AsyncLease, Lease, LeaseBase, Taken
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# What waiting does not cure: of the scope, the tenant and the arguments, and of privileges.
+_HOPELESS = ("ID007", "ID008", "ID013", "22", "42")
 
 
 class WorkerBase:
@@ -51,16 +53,22 @@ class WorkerBase:
         claim = {**self._take, "key": taken.key, "tenant": taken.tenant or None,
                  "began": sent}
         lease: LeaseBase = kind(self.operations, claim, request, backoff=self.backoff, retry=None)
+        lease.interrupted = self._interrupted
         lease.hold(taken.token, taken.attempt, taken.recovery_state, sent)
         return lease
+
+    def _interrupted(self) -> bool:
+        """Whether the worker or what runs it has ended the work, and not the work itself, with a
+        CancelledError or SystemExit of its own: this is a failed attempt."""
+        return False
 
     def _failed(self, lease: LeaseBase, error: BaseException) -> None:
         log.warning("attempt %d of %s failed: %r", lease.attempt, lease.key, error)
 
     def _pause(self, error: Exception, failures: int) -> float:
         """The seconds to wait after the server could not be asked. Raises what waiting does not
-        cure: an unknown scope, a missing privilege."""
-        if not core.is_transient(error):
+        cure: an unknown scope, a missing privilege. A cancelled statement is no reason to end."""
+        if (core.sqlstate(error) or "").startswith(_HOPELESS):
             raise error
         log.warning("could not take an operation of %s: %s", self.scope, error)
         return float(min(30.0, 0.1 * 2**min(failures, 64)))
@@ -124,7 +132,7 @@ class Worker(WorkerBase):
     def _work(self, lease: Any, slots: threading.Semaphore) -> None:
         try:
             lease.run(self.function)
-        except Exception as error:
+        except BaseException as error:
             self._failed(lease, error)
         finally:
             self.operations.thread_ends()
@@ -133,6 +141,8 @@ class Worker(WorkerBase):
 
 class AsyncWorker(WorkerBase):
     """As Worker, for AsyncIdempotency and a coroutine function."""
+
+    _ending = False
 
     async def run(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         """Returns after stop(). In the main thread, the signals stop it as well."""
@@ -149,6 +159,7 @@ class AsyncWorker(WorkerBase):
                 await asyncio.wait(running, timeout=self.grace)
             for number in handled:
                 loop.remove_signal_handler(number)
+            self._ending = True
             for task in running:
                 task.cancel()
             if running:
@@ -186,5 +197,12 @@ class AsyncWorker(WorkerBase):
     async def _work(self, lease: Any) -> None:
         try:
             await lease.run(self.function)
-        except Exception as error:
+        except BaseException as error:
             self._failed(lease, error)
+            if isinstance(error, KeyboardInterrupt) or (
+                    isinstance(error, asyncio.CancelledError) and self._interrupted()):
+                raise
+
+    def _interrupted(self) -> bool:
+        asked = getattr(asyncio.current_task(), "cancelling", int)()  # since Python 3.11
+        return self._ending or asked > 0
