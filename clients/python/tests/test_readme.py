@@ -71,8 +71,14 @@ class Readme(unittest.TestCase):
         self.assertEqual(json.loads(first.text), json.loads(again.text))
 
     def use_flask(self, names):
-        self.pay_twice(names["app"].test_client(), lambda client, headers: client.post(
-            "/payments", json={"amount": 10}, headers=headers))
+        client = names["app"].test_client()
+        self.pay_twice(client, lambda client, headers: client.post(
+            "/payments", json={"amount": 10}, headers=headers,
+            environ_overrides={"REMOTE_USER": "shop"}))
+        with self.assertLogs("readme", "ERROR"):  # strangers have no namespace in common
+            stranger = client.post("/payments", json={"amount": 10},
+                                   headers={"Idempotency-Key": '"stranger"'})
+        self.assertEqual(stranger.status_code, 500)
 
     def test_blocks(self):
         all_blocks, names = blocks("python"), {"post": self.post}  # each goes on from those before

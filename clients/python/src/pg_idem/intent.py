@@ -60,7 +60,8 @@ class Intent:
         """The response of send(headers), a function that sends the request with these headers. It
         is called again after a lost connection, a timeout, and statuses that may be others later,
         never sooner than Retry-After says. It should read the body, which may be cut or hang, too.
-        Returns the last response, or raises the last error."""
+        It makes the body of the request anew: a file that it has read would be sent empty. Returns
+        the last response, or raises the last error."""
         return flow.run(self._steps(send, time.sleep))
 
     async def send_async(self, send: Callable[[Headers], Awaitable[Any]]) -> Any:
