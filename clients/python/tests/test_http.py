@@ -592,6 +592,17 @@ class Wsgi(Contract, Routes):
         return response.status_code, {k.lower(): v for k, v in response.headers}, response.data
 
 
+class Endless(io.RawIOBase):
+    """A body that does not end, but at 10 MB."""
+
+    given = 0
+
+    def read(self, size=-1):
+        size = min(10_000_000 - self.given, 10_000_000 if size < 0 else size)
+        self.given += size
+        return b"1" * size
+
+
 def app_of(test, app):
     """An object with send(), for this application."""
     made = type(test)()
@@ -726,6 +737,20 @@ class Flask(Wsgi, PaymentTest):
             response = self.sent(app, key, *self.upload("one", "n", content))
             self.assertEqual(response[0], status)
         self.assertEqual(effects(key), 1)
+
+    def test_a_chunked_body_is_read_up_to_its_limit(self):
+        def send(key, stream):
+            environ = werkzeug.test.EnvironBuilder(
+                "/payments", method="POST", content_type="application/json",
+                headers={"Idempotency-Key": key, "Transfer-Encoding": "chunked"}).get_environ()
+            environ.pop("CONTENT_LENGTH", None)
+            environ.update({"wsgi.input": stream, "wsgi.input_terminated": True})
+            body, status, _ = werkzeug.test.run_wsgi_app(self.app, environ)
+            return int(status.split()[0])
+        key, endless = new_key(), Endless()
+        self.assertEqual([send(key, io.BytesIO(b'{"amount": %d}' % amount))
+                          for amount in (10, 10, 11)], [201, 201, 422])
+        self.assertEqual((send(new_key(), endless), endless.given), (413, 10_001))
 
     test_what_runs_afterwards_runs_once_after_commit = None  # a hook of the first answer
 
@@ -915,6 +940,29 @@ class Django(Wsgi, PaymentTest):
         result = unittest.TestResult()
         Inner("test_it").run(result)
         self.assertEqual((result.errors, statuses), ([], [None, "true"]))
+
+    def test_a_chunked_body_is_read_up_to_its_limit(self):
+        from django.core.handlers.asgi import ASGIRequest
+        from django.http import HttpResponse
+        from django.test import AsyncRequestFactory
+        from pg_idem.django import Idempotency, idempotent
+
+        @idempotent(Idempotency(), "payments", tenant=None, max_body=10_000)
+        def pay(request):
+            self.payment.objects.create(amount=json.loads(request.body)["amount"])
+            return HttpResponse("paid", status=201)
+
+        def send(key, stream, content_type):
+            scope = AsyncRequestFactory()._base_scope(method="POST", path="/payments", headers=[
+                (b"idempotency-key", key.encode()), (b"content-type", content_type)])
+            return pay(ASGIRequest(scope, stream)).status_code
+        key = new_key()
+        self.assertEqual([send(key, io.BytesIO(b'{"amount": %d}' % amount), b"application/json")
+                          for amount in (10, 10, 11)], [201, 201, 422])
+        for content_type in (b"application/json", b"multipart/form-data; boundary=b"):
+            endless = Endless()
+            self.assertEqual((send(new_key(), endless, content_type), endless.given),
+                             (413, 10_001))
 
     def test_an_asynchronous_view(self):
         import asgiref.sync

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Iterator, TypeVar, cast
 
@@ -162,7 +163,7 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
             if not isinstance(rolled_back.response, HttpResponseBase):
                 raise
             return _captured(rolled_back.response, undone=True)
-    if _length(request) > route.max_body:
+    if _length(request) > route.max_body or _is_longer(request, route.max_body):
         return _sent(route, route.too_large())
     header = request.META.get("HTTP_IDEMPOTENCY_KEY")
     exchange = _exchange(route, request)
@@ -201,6 +202,15 @@ def _states(*requests: Any) -> tuple[list[dict[str, Any]], list[Any]]:
 
 def _length(request: Any) -> int:
     return int(request.META.get("CONTENT_LENGTH") or 0)
+
+
+def _is_longer(request: Any, limit: int) -> bool:
+    """Reads a chunked body, which says no length, up to its limit."""
+    if request.META.get("CONTENT_LENGTH") or request._read_started or hasattr(request, "_body"):
+        return False
+    request._body = http.read(request, limit)
+    request._stream = io.BytesIO(request._body)
+    return len(request._body) > limit
 
 
 def _files(request: Any) -> list[tuple[str, Any]]:

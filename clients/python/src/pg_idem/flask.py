@@ -43,7 +43,7 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
                 del hooks[registered:]  # of an attempt that was rolled back
                 _rewind(exchange.body)
                 return _called(lambda: current_app.ensure_sync(view)(*args, **kwargs))
-            if (request.content_length or 0) > route.max_body:
+            if (request.content_length or 0) > route.max_body or _is_longer(route.max_body):
                 return _sent(route, route.too_large())
             exchange = _exchange(route)
             return _sent(route, idempotency.drive(http.respond(
@@ -57,6 +57,18 @@ def _context() -> Any:
     if found is None:
         return getattr(flask.globals, "_request_ctx_stack").top
     return found._get_current_object()
+
+
+def _is_longer(limit: int) -> bool:
+    """Reads a chunked body, which says no length, up to its limit."""
+    current: Any = request
+    own = vars(current._get_current_object())
+    if request.content_length is not None or {"stream", "form", "_cached_data"} & own.keys():
+        return False
+    body = http.read(request.stream, limit)
+    request.environ["wsgi.input"] = io.BytesIO(body)
+    own.pop("stream", None)
+    return len(body) > limit
 
 
 def _exchange(route: Route) -> Exchange:

@@ -460,6 +460,17 @@ def is_unavailable(error: BaseException) -> bool:
     return core.is_transient(error) or core.known(core.sqlstate(error) or "").status == 503
 
 
+def read(stream: Any, limit: int) -> bytes:
+    """What is in the stream, or the beginning of what is longer than the limit."""
+    body = bytearray()
+    while len(body) <= limit:
+        chunk = stream.read(limit + 1 - len(body))
+        if not chunk:
+            break
+        body += chunk
+    return bytes(body)
+
+
 def phrase(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
