@@ -80,6 +80,8 @@ def idempotency_key(headers):
         raise Refused("ID007", "more than one Idempotency-Key")
     if not keys:
         return None  # idem.claim() refuses it
+    if re.search(r"[\x00-\x1f\x7f]", keys[0]):
+        raise Refused("ID007", "Idempotency-Key has a control character")
     quoted = re.fullmatch(r'"((?:[^"\\]|\\["\\])*)"', keys[0])
     return re.sub(r'\\(["\\])', r"\1", quoted[1]) if quoted else keys[0]
 
@@ -89,7 +91,7 @@ def payment_request(body):
     try:
         request = body.decode()
         amount = json.loads(request)["amount"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise Refused("22023", "the request must be a JSON object with an amount") from None
     if type(amount) not in (int, float) or not 0 < amount < 1e12:
         raise Refused("22023", "amount must be a positive number")
@@ -101,7 +103,9 @@ def problem(error):
     if isinstance(error, Refused):
         sqlstate, message = error.sqlstate, str(error)
     else:
-        sqlstate, message = error.sqlstate or "08006", error.diag.message_primary
+        lost = isinstance(error, psycopg.OperationalError)  # without SQLSTATE: the connection
+        sqlstate = error.sqlstate or ("08006" if lost else "XX000")
+        message = error.diag.message_primary
     try:
         with psycopg.connect() as connection:
             document = connection.execute(
