@@ -430,6 +430,28 @@ class Logins:
         self.addCleanup(self.change, "DROP ROLE login_two")
         self.assert_renewed(payments)
 
+    def weak_login(self):
+        """A connection whose login role may do nothing but SET ROLE."""
+        connection = self.login("login_weak")
+        self.set_role(connection)
+        return connection
+
+    @staticmethod
+    def set_role(connection):
+        with connection.cursor() as cursor:
+            cursor.execute("SET ROLE login_strong")
+        connection.commit()
+
+    def weak_roles(self):
+        self.change("DROP ROLE IF EXISTS login_weak")
+        self.roles("login_strong")
+        self.change("CREATE ROLE login_weak LOGIN NOINHERIT IN ROLE login_strong")
+        self.addCleanup(self.change, "DROP ROLE login_weak, login_strong")
+
+    def test_renewals_as_the_role_of_the_connection(self):
+        self.weak_roles()
+        self.assert_renewed(self.operations(lambda: contextlib.closing(self.weak_login())))
+
     def test_renewals_after_the_end_of_a_password(self):
         self.roles("login_then")
         with contextlib.closing(self.login("login_then")) as connection:
@@ -486,9 +508,9 @@ class Psycopg(Leases, Logins, LeaseTest):
 
         def renewing():
             raise psycopg.OperationalError("unreachable")
-        payments.renewing = renewing
         with self.assertRaises(LeaseLost), self.assertLogs("pg_idem"):
             with payments.lease("leased", key, {"amount": 1}, lease=0.3) as lease:
+                payments.renewing = payments.connected = renewing
                 self.assertTrue(lease.lost.wait(60))
                 lease.check()
 
@@ -514,6 +536,24 @@ class Psycopg(Leases, Logins, LeaseTest):
             with connection():  # the work has all that the pool has
                 time.sleep(3)
                 self.assertFalse(lease.lost.is_set())
+                lease.check()
+            lease.complete()
+
+    def test_a_renewal_is_configured_as_by_the_pool(self):
+        self.weak_roles()
+        test, busy = self, threading.Lock()
+
+        class Pool:  # of psycopg_pool
+            _configure = staticmethod(self.set_role)
+
+            @contextlib.contextmanager
+            def connection(self):
+                with busy, test.weak_login() as made:
+                    yield made
+        payments = Idempotency(Pool().connection)
+        with payments.lease("leased", new_key(), {"amount": 1}, lease=1.5) as lease:
+            with busy:  # the work has all that the pool has
+                time.sleep(3)
                 lease.check()
             lease.complete()
 
@@ -712,6 +752,24 @@ class PsycopgAsync(LeaseTest):
                     await lease.complete()
                     self.assertNotEqual(payments.like["user"], "no such role")
         asyncio.run(main())
+
+    def test_a_renewal_is_configured_as_by_the_pool(self):
+        configured = []
+
+        class Pool:
+            async def _configure(self, connection):
+                configured.append(connection)
+
+            def connection(self):
+                return aconnect()
+
+        async def main():
+            payments = AsyncIdempotency(Pool().connection)
+            async with payments.lease("leased", new_key(), {}, lease=0.5) as lease:
+                await asyncio.sleep(1)
+                await lease.complete()
+        asyncio.run(main())
+        self.assertTrue(configured)
 
     def test_an_undecided_operation_is_completed_by_its_last_attempt(self):
         async def charge():

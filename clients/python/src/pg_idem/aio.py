@@ -50,12 +50,12 @@ class AsyncIdempotency(flow.Operations[AsyncLease]):
 
     @asynccontextmanager
     async def renewing(self) -> AsyncIterator[Any]:
-        from psycopg import AsyncConnection, OperationalError
-        manager = self.connected()
-        if self.like:
-            with contextlib.suppress(OperationalError):  # as in sync.py
-                manager = await AsyncConnection.connect(**self.like, autocommit=True)
-        async with manager as connection:
+        from psycopg import AsyncConnection
+        async with await AsyncConnection.connect(**(self.like or {})) as connection:
+            configure = drivers.configure_of(self.connect)
+            if configure is not None:
+                await configure(connection)
+            await connection.set_autocommit(True)
             yield connection
 
     @asynccontextmanager

@@ -100,6 +100,11 @@ def _isolation(level: Any) -> str:
             4: "READ UNCOMMITTED"}[level]
 
 
+def configure_of(connect: Any) -> Any:
+    """What a pool of psycopg 3 does with each new connection, such as SET ROLE; else None."""
+    return getattr(getattr(connect, "__self__", None), "_configure", None)
+
+
 _PARAMETERS = weakref.WeakKeyDictionary[Any, dict[str, Any]]()
 
 

@@ -369,7 +369,8 @@ class Operations(Generic[L]):
     end: Callable[..., Any]  # ends the transaction of a replay
 
     def renewing(self) -> Any:
-        """As connected(), beside the pool, in which a renewal would wait for the work."""
+        """As connected(), beside the pool, in which a renewal would wait for the work. It may fail
+        where connected() does not: the password may have expired, or the role be another."""
         return self.connected()
 
     def effect(self, connection: Any, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:

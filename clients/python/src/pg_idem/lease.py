@@ -182,9 +182,16 @@ class LeaseBase:
         try:
             yield from self._operations.single([core.RENEW], self._renewal(),
                                                self._operations.renewing())
+        except Exception as error:  # also ID004, which another role gets, too
+            log.info("could not renew the lease of %s beside the pool: %s", self.key, error)
+            yield from self._renew_in_pool()
+        self._ends = sent + self._claim["lease"]
+
+    def _renew_in_pool(self) -> Steps[None]:
+        try:
+            yield from self._operations.single([core.RENEW], self._renewal())
         except Exception as error:
             raise core.as_lost(error)
-        self._ends = sent + self._claim["lease"]
 
     def _renewal(self) -> dict[str, Any]:
         return {"token": self._token, "lease": self._claim["lease"]}

@@ -33,14 +33,12 @@ class Idempotency(sync.Idempotency):
         if not drivers.is_idle(connection):
             self.send(connection, ["ROLLBACK"], {})
 
-    def renewing(self) -> Any:
-        driver = importlib.import_module("psycopg2")
-        if self.like:
-            with contextlib.suppress(driver.OperationalError):  # as in sync.py
-                connection = _extensions().connection(_extensions().make_dsn(**self.like))
-                connection.autocommit = True
-                return contextlib.closing(connection)
-        return self.connected()
+    @contextmanager
+    def renewing(self) -> Iterator[Any]:
+        dsn = _extensions().make_dsn("", **(self.like or {}))
+        with contextlib.closing(_extensions().connection(dsn)) as connection:
+            connection.autocommit = True
+            yield connection
 
     @contextmanager
     def begun(self) -> Iterator[Any]:

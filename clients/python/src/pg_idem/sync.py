@@ -53,12 +53,15 @@ class Idempotency(Blocking):
     def undo(self, connection: Any) -> None:
         connection.rollback()
 
-    def renewing(self) -> Any:
-        from psycopg import OperationalError, connect
-        if self.like:
-            with contextlib.suppress(OperationalError):  # the password may have expired
-                return connect(**self.like, autocommit=True)
-        return self.connected()
+    @contextmanager
+    def renewing(self) -> Iterator[Any]:
+        from psycopg import connect
+        with connect(**(self.like or {})) as connection:
+            configure = drivers.configure_of(self.connect)
+            if configure is not None:
+                configure(connection)
+            connection.autocommit = True
+            yield connection
 
     @contextmanager
     def begun(self) -> Iterator[Any]:
