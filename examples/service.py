@@ -123,6 +123,8 @@ class Payments(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
+        if "Transfer-Encoding" in self.headers:  # is not read, and must not be the next request
+            self.close_connection = True
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.path != "/payments":
             not_found = {"type": "about:blank", "title": "Not Found", "status": 404}

@@ -103,14 +103,22 @@ is_problem(request($service, undef, $request), 400, 'urn:idem:problem:invalid_ke
 is_problem(request($service, '""', $request), 400, 'urn:idem:problem:invalid_key', 'an empty key');
 is_problem(request($service, 'k' x 256, $request), 400, 'urn:idem:problem:invalid_key', 'a key of 256 bytes');
 is_problem(request($service, [ 'one', 'two' ], $request), 400, 'urn:idem:problem:invalid_key', 'two keys');
-for my $key ("a\0b", "\"a\001b\"", "a\tb")
+sub answer_to
 {
+	my ($text) = @_;
 	my $socket = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $service->{port}) or die "connect: $!";
-	print $socket "POST /payments HTTP/1.1\r\nConnection: close\r\nIdempotency-Key: $key\r\n"
-	  . "Content-Length: @{[ length $request ]}\r\n\r\n$request";
-	my $answer = do { local $/ = undef; <$socket> };
-	like($answer, qr{^HTTP/1.1 400 .*urn:idem:problem:invalid_key}s, 'a key with a control character');
+	print $socket $text;
+	local $/ = undef;
+	return scalar <$socket>;
 }
+like(answer_to("POST /payments HTTP/1.1\r\nConnection: close\r\nIdempotency-Key: $_\r\n"
+			. "Content-Length: @{[ length $request ]}\r\n\r\n$request"),
+	qr{^HTTP/1.1 400 .*urn:idem:problem:invalid_key}s, 'a key with a control character')
+  for "a\0b", "\"a\001b\"", "a\tb";
+unlike(answer_to("POST /payments HTTP/1.1\r\nIdempotency-Key: chunks\r\nTransfer-Encoding: chunked\r\n\r\n"
+			. "POST /payments HTTP/1.1\r\nConnection: close\r\nIdempotency-Key: smuggled\r\n"
+			. "Content-Length: @{[ length $request ]}\r\n\r\n$request"),
+	qr{HTTP/1.1 201}, 'a body that is not read is no request');
 is_problem(request($service, 'bad request', '[' x 100_000), 400, 'about:blank', 'a request of 100,000 levels');
 is_problem(request($service, 'bad request', $_), 400, 'about:blank', "request '$_'")
   for '', 'amount=1', '[]', '{}', '{"amount": "1"}', '{"amount": -1}', '{"amount": NaN}', '{"amount": true}',
