@@ -43,13 +43,23 @@ class Heart {
     }
   }
 
-  // A pool that cannot make connections of its own kind lends one.
+  // A pool that cannot make connections of its own kind lends one. Others are set up like those of
+  // the pool: the application may take on a role there, and without it the renewal is refused.
   async #connect() {
     const { Client, options } = this.#pool;
     const client = Client ? new Client(options) : await this.#pool.connect();
     client.on('error', () => {}); // the next renewal notices
-    if (Client) await client.connect();
-    return { client, close: () => (Client ? client.end() : client.release(true)) };
+    const close = () => (Client ? client.end() : client.release(true));
+    if (!Client) return { client, close };
+    try {
+      await client.connect();
+      await options?.onConnect?.(client);
+      this.#pool.emit?.('connect', client);
+    } catch (cause) { // perhaps an ERROR, after which this connection is of no use
+      close().catch(() => {});
+      throw new Error('no connection to renew the lease on', { cause });
+    }
+    return { client, close };
   }
 
   // Without waiting. If it is broken, the server may never say that it is closed.

@@ -203,6 +203,35 @@ test('the lease is renewed on a connection beside the pool while the work runs',
   await until(async () => await left() === 0);
 });
 
+test('the connection of the heartbeat is set up as those of the pool', async () => {
+  const rename = (name) => (client) => client.query(`SELECT set_config('application_name', ${name}, false)`);
+  const own = new Pool({ onConnect: rename("'role'") });
+  own.on('connect', rename("current_setting('application_name') || ' of the application'"));
+  closing.push(() => own.end());
+  const called = begun({ lease: 3_000 });
+  await lease(own, called, async (held) => {
+    const renewing = "SELECT min(application_name) FROM pg_stat_activity WHERE query LIKE 'SELECT idem.renew%'";
+    await until(async () => await one(renewing) !== null);
+    assert.equal(await one(renewing), 'role of the application');
+    return payment(held);
+  });
+});
+
+test('a heartbeat whose connection cannot be set up tries again', async () => {
+  let refusals = 0;
+  const onConnect = async (client) => { if (refusals < 2) { refusals++; await client.query('SELECT 1 / 0'); } };
+  const own = { connect: () => pool.connect(), Client: pool.Client, options: { ...pool.options, onConnect } };
+  const called = begun({ lease: 9_000 });
+  await lease(own, called, async (held) => {
+    const { lease_end: first } = await unfinished(called.key);
+    await until(async () => held.signal.aborted || (await unfinished(called.key)).lease_end > first);
+    assert.deepEqual([held.signal.aborted, refusals], [false, 2]);
+    return payment(held);
+  });
+  const left = () => one("SELECT count(*)::integer FROM pg_stat_activity WHERE query = 'SELECT 1 / 0'");
+  await until(async () => await left() === 0);
+});
+
 test('a lost connection of the heartbeat is replaced', async () => {
   const cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'SELECT idem.renew%'";
   const called = begun({ lease: 9_000 });
