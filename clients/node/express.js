@@ -6,9 +6,9 @@ const { checkOptions, respond, unsent } = require('./http.js');
 function idempotent(pool, options, handler) {
   checkOptions(options);
   return async (req, res, next) => {
-    const { attempt, open, undo } = unsent(res, res, (client) => handler(req, client));
+    const { attempt, committed, open, undo } = unsent(res, res, (client) => handler(req, client));
     try {
-      const response = await respond(pool, options, req, attempt);
+      const response = await respond(pool, options, req, attempt, committed);
       open();
       res.status(response.status);
       for (const [name, value] of Object.entries(response.headers)) res.setHeader(name, value);

@@ -8,11 +8,11 @@ function idempotent(pool, options, handler) {
   checkOptions(options);
   return async function once(request, reply) {
     const call = (client) => handler.call(this, request, client);
-    const { attempt, open, undo } = unsent(reply, reply.raw, call);
+    const { attempt, committed, open, undo } = unsent(reply, reply.raw, call);
     const serialize = (answer) => serialized(reply, answer);
     try {
       const own = filled({ log: request.log }, { ...options, serialize });
-      const response = await respond(pool, own, request, attempt);
+      const response = await respond(pool, own, request, attempt, committed);
       open();
       return reply.code(response.status).headers(response.headers).send(response.body);
     } catch (error) {

@@ -2,6 +2,7 @@
 // The Idempotency-Key header as the IETF draft has it, at the route, behind authentication. What
 // the handler answers is stored, COMMIT follows, and then the answer is sent.
 const { STATUS_CODES } = require('node:http');
+const { isDeepStrictEqual } = require('node:util');
 const { boundRequest } = require('./bound.js');
 const {
   Failure, NotStored, Refused, isTransient, errorOf, reporter, retryAfter, sqlstate, thrown,
@@ -88,7 +89,8 @@ const invalid = (message) => new Refused('ID007', 'invalid_key', message);
 // The response { status, headers, body } to a request of Express, Fastify or another framework.
 // work(client) returns a response of the same form, or throws a Failure or NotStored. Throws the
 // errors that do not concern the client.
-async function respond(pool, options, request, work) {
+// committed() is called when the effect of the last work is.
+async function respond(pool, options, request, work, committed = () => {}) {
   checkOptions(options);
   checkRequest(request);
   const { scope, tenant, keyFrom, keyRequired = true, onEvent, retry, log = console } = options;
@@ -104,14 +106,16 @@ async function respond(pool, options, request, work) {
     about.key = await keyOf(request, keyFrom, keyRequired);
     if (about.key === undefined) { // once, because its COMMIT cannot be repeated
       await transaction(pool, operation, { begin, retry: { attempts: 1 } });
+      committed();
       return exchange.first({});
     }
     const bound = await boundRequest(request);
     const bindable = bindableText(bound);
     ran = true;
     const answer = await run(pool, {
-      ...about, begin, records, ttl, wait, sendRetention, onEvent: tell, parse: asJsonText,
-      retry: filled(RETRY, retry), request: bindable, read: () => boundRequest(request, bound),
+      ...about, begin, records, ttl, wait, sendRetention, onEvent: tell, committed,
+      parse: asJsonText, retry: filled(RETRY, retry),
+      request: bindable, read: () => boundRequest(request, bound),
     }, operation);
     return answer.replayed ? responseOf(answer) : exchange.first(answer);
   } catch (error) {
@@ -280,13 +284,16 @@ function responseOf({ replayed, expiresAt, ...answer }) {
 const lowerCase = (headers) => Object.fromEntries(
   Object.entries(headers ?? {}).map(([name, value]) => [name.toLowerCase(), value]));
 
+// Fastify and Node add cookies to the same array.
+const copy = (value) => (Array.isArray(value) ? [...value] : value);
+
 const SENT = 'the answer is sent after COMMIT: the handler must return it, and not send it itself';
 const SENDERS = ['send', 'write', 'writeHead', 'writeContinue', 'end', 'flushHeaders', 'hijack'];
 
 // The work, during which nothing is sent: a client that has been told 201 must find the payment.
 // What it does to the response itself, its status and headers, belongs to the answer. open() lets
-// the route send it. undo() takes back what an attempt that was rolled back has done, and the
-// functions that it has registered.
+// the route send it, without the functions that the last attempt has registered, unless committed()
+// was called. undo() takes back all that an attempt that was rolled back has done.
 function unsent(response, raw, work) {
   let before;
   let isOpen = false;
@@ -294,12 +301,13 @@ function unsent(response, raw, work) {
   const listeners = () => ['finish', 'close'].flatMap((event) =>
     raw.rawListeners(event).map((listener) => ({ event, listener })));
   const changed = () => Object.entries(response.getHeaders())
-    .filter(([name, value]) => before.headers[name] !== value);
+    .filter(([name, value]) => !isDeepStrictEqual(before.headers[name], value));
+  const remove = (name) => { for (const of of [response, raw]) of.removeHeader(name); };
   const reset = () => {
     response.statusCode = before.status;
     for (const [name] of changed()) {
-      response.removeHeader(name);
-      if (name in before.headers) raw.setHeader(name, before.headers[name]);
+      remove(name);
+      if (name in before.headers) raw.setHeader(name, copy(before.headers[name]));
     }
   };
   // What the work sends is noted. Nothing is thrown: in a stream or a callback of the work, which
@@ -327,22 +335,40 @@ function unsent(response, raw, work) {
       refuse();
     });
   };
-  const open = () => { isOpen = true; };
-  const undo = () => {
-    open();
-    if (!before) return; // no attempt has begun
-    reset();
+  const forget = () => {
     for (const { event, listener } of listeners()) {
       if (!before.listeners.some((of) => of.listener === listener)) raw.off(event, listener);
+    }
+    // Of the package on-finished, which has a listener of its own, also for the connection.
+    const { finished, queued } = before;
+    const queue = raw.__onFinished?.queue;
+    if (queue) queue.length = raw.__onFinished === finished ? queued : 0;
+    raw.__onFinished = finished;
+  };
+  const committed = () => { before = undefined; };
+  const open = () => {
+    isOpen = true;
+    if (before) forget();
+  };
+  const undo = () => {
+    open();
+    if (!before || raw.headersSent) return; // no attempt has begun, or the route has failed to send
+    reset();
+    for (const [name, value] of Object.entries(before.headers)) {
+      remove(name); // Fastify adds cookies to its own, but not to those of the response of Node
+      (response === raw ? raw.setHeader : response.header).call(response, name, copy(value));
     }
   };
   async function attempt(client) {
     if (!before) guard();
     undo();
-    before ??= {
-      status: response.statusCode, headers: response.getHeaders(), listeners: listeners(),
-    };
     isOpen = false;
+    before ??= {
+      status: response.statusCode, listeners: listeners(),
+      headers: Object.fromEntries(Object.entries(response.getHeaders())
+        .map(([name, value]) => [name, copy(value)])),
+      finished: raw.__onFinished, queued: raw.__onFinished?.queue?.length,
+    };
     let mistake;
     const stopped = new Promise((_, reject) => { // a callback may never say that it has ended
       misused = () => { reject(mistake ??= new Error(SENT)); };
@@ -363,7 +389,7 @@ function unsent(response, raw, work) {
       reset();
     }
   }
-  return { attempt, open, undo };
+  return { attempt, committed, open, undo };
 }
 
 module.exports = { checkOptions, parseKey, respond, unsent };

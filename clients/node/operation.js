@@ -24,21 +24,28 @@ const OPTIONS = ['scope', 'key', 'request', 'tenant', 'ttl', 'wait', 'retry', 'r
 // Runs work(client) once for the key. Returns its answer, or the stored one with replayed: true. An
 // answer has the members response, status, headers and body, all optional.
 async function run(pool, operation, work) {
-  only([...OPTIONS, 'begin', 'parse', 'read', 'sendRetention'], operation);
-  const { begin = 'BEGIN', records, retry, onEvent } = operation;
+  only([...OPTIONS, 'begin', 'parse', 'read', 'sendRetention', 'committed'], operation);
+  const { begin = 'BEGIN', records, retry, onEvent, committed = () => {} } = operation;
   const bound = withDefaults(operation);
   const report = reporter(onEvent, bound);
   // A name that the work cannot use for a savepoint of its own.
   bound.savepoint = `"pg_idem_${randomUUID()}"`;
   const first = `${begin}; ${choose(records)}${claim(bound)}; SAVEPOINT ${bound.savepoint}`;
+  let began; // the last attempt: if its COMMIT was not answered, the next claim finds its record
   const call = () => repeated(pool, retry, async (client, conclude) => {
     const granted = await grant(client, first);
+    const isOwn = granted.claimed || granted.createdAt === began;
+    let outcome;
     if (granted.claimed) {
+      began = granted.createdAt;
       report('claimed');
-      return operate(client, granted.token, bound, work);
+      outcome = await operate(client, granted.token, bound, work);
+    } else {
+      conclude('COMMIT'); // the caller need not wait for it: nothing was written
+      outcome = stored(granted, bound);
     }
-    conclude('COMMIT'); // the caller need not wait for it: nothing was written
-    return stored(granted, bound);
+    if (isOwn && !(outcome instanceof Failure)) committed();
+    return outcome;
   }, report);
   return reported(report, call).catch((error) => {
     if (error instanceof NotStored) return { response: error.response, replayed: false };

@@ -3,6 +3,7 @@ const assert = require('node:assert/strict');
 const http = require('node:http');
 const { Readable, pipeline } = require('node:stream');
 const { after, test } = require('node:test');
+const { setTimeout: sleep } = require('node:timers/promises');
 const { Pool } = require('pg');
 const { Failure, NotStored, parseKey, respond, run } = require('pg-idem');
 const { effects, finish, holder, one, operation, pay, pool, state, useUpAttempts } = require('./support.js');
@@ -141,6 +142,8 @@ const routes = {
 let habit;
 let response_;
 const sayNothing = () => {};
+let prepare = sayNothing; // what a middleware does to the response of Node
+let through = pool;
 
 // Listening applications, by framework. /away is on a pool without a server, /unparsed has no parser.
 const away = new Pool({ host: '127.0.0.1', port: 1 });
@@ -153,9 +156,9 @@ async function listenExpress(version) {
   for (const [path, [options, handler]] of Object.entries(routes)) {
     app.post(path, idempotent(pool, options, handler));
   }
-  app.post('/habits', (req, res, next) => { res.set('x-before', 'kept'); next(); }, (req, res, next) => {
+  app.post('/habits', (req, res, next) => { res.set('x-before', 'kept'); prepare(res, res); next(); }, (req, res, next) => {
     response_ = res;
-    idempotent(pool, { scope: 'payments', tenant: null, log }, (q, client) => habit(q, client, res))(req, res, next);
+    idempotent(through, { scope: 'payments', tenant: null, log }, (q, client) => habit(q, client, res))(req, res, next);
   });
   app.post('/away', idempotent(away, { scope: 'payments', tenant: null, log }, async () => ({})));
   app.use((error, req, res, next) => res.status(500).json({ error: error.message }));
@@ -174,9 +177,9 @@ const frameworks = {
         child.post(path, child.idempotent(options, handler));
       }
     });
-    fastify.post('/habits', { preHandler: async (request, reply) => { reply.header('x-before', 'kept'); } }, (request, reply) => {
+    fastify.post('/habits', { preHandler: async (request, reply) => { reply.header('x-before', 'kept'); prepare(reply.raw, reply); } }, (request, reply) => {
       response_ = reply.raw;
-      return idempotent(pool, { scope: 'payments', tenant: null, log }, (q, client) => habit(q, client, reply))(request, reply);
+      return idempotent(through, { scope: 'payments', tenant: null, log }, (q, client) => habit(q, client, reply))(request, reply);
     });
     fastify.post('/away', idempotent(away, { scope: 'payments', tenant: null, log }, async () => ({})));
     fastify.setErrorHandler((error, request, reply) => reply.code(500).send({ error: error.message }));
@@ -648,6 +651,106 @@ for (const [name, listen] of Object.entries(frameworks)) {
       };
       const failed = await post('/habits', operation().key, request);
       assert.deepEqual([failed.status, failed.headers['x-failed'], failed.headers['x-before'], finished], [500, undefined, 'kept', 1]);
+    });
+
+    await t.test('functions that an attempt has registered run after its COMMIT, once, and not after a rollback', async () => {
+      const lose = (client) => client.query('SELECT lose_race()');
+      const lost = "DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$";
+      const ends = [ // the answer to the third attempt, and what follows two lost races
+        [200, async () => ({})],
+        [503, (client) => client.query(lost)],
+        [402, async () => { throw new Failure('declined', { status: 402 }); }],
+        [404, async () => ({ status: 404 })],
+        [202, async () => { throw new NotStored({ status: 202 }); }],
+        [500, async () => { throw new Error('a mistake'); }],
+      ];
+      let onFinished = (response, tell) => response.once('finish', tell);
+      try { onFinished = require('on-finished'); } catch { /* comes with Express */ }
+      for (const outer of [sayNothing, (response) => onFinished(response, sayNothing)]) {
+        for (const [status, end] of ends) {
+          const { key, request } = operation();
+          const told = [];
+          let attempt = 0;
+          await pool.query('ALTER SEQUENCE tries RESTART');
+          prepare = (response) => {
+            response.on('finish', () => told.push('before'));
+            outer(response);
+          };
+          habit = async (q, client) => {
+            const own = ++attempt;
+            for (const event of ['finish', 'close']) response_.on(event, () => told.push(`${own}: ${event}`));
+            onFinished(response_, () => told.push(`${own}: finished`));
+            await lose(client);
+            return end(client);
+          };
+          assert.deepEqual([(await post('/habits', key, request)).status, attempt], [status, 3]);
+          await sleep(50); // until the connection is closed
+          const ran = status === 200 ? ['3: close', '3: finish', '3: finished'] : [];
+          if (ran.length) assert.equal(told.at(-1), '3: close'); // not only when the connection ends
+          assert.deepEqual(told.sort(), [...ran, 'before'], `${status}: ${outer}`);
+        }
+      }
+      prepare = sayNothing;
+    });
+
+    await t.test('functions of an attempt whose COMMIT is not answered run if it has committed', async () => {
+      for (const isCommitted of [true, false]) {
+        const { key, request } = operation();
+        const told = [];
+        let attempts = 0;
+        habit = async (q, client) => {
+          const own = ++attempts;
+          response_.on('finish', () => told.push(own));
+          return { body: await pay(client, request) };
+        };
+        let isCut = false;
+        through = { async connect() {
+          const client = await pool.connect();
+          const { query } = client;
+          client.query = async (config, ...more) => {
+            if (isCut || !/idem.complete.*COMMIT/.test(config.text)) return query.call(client, config, ...more);
+            isCut = true;
+            if (isCommitted) await query.call(client, config, ...more);
+            client.connection.stream.destroy();
+            if (!isCommitted) assert.equal((await post('/habits', key, request)).status, 200); // another request
+            throw new Error('Connection terminated unexpectedly');
+          };
+          const { release } = client;
+          client.release = (broken) => { Object.assign(client, { query, release }); release(broken); };
+          return client;
+        } };
+        const response = await post('/habits', key, request);
+        through = pool;
+        assert.deepEqual([response.headers['idempotent-replayed'], await effects(request)], ['true', 1]);
+        assert.deepEqual(told, [isCommitted ? 1 : 2]);
+      }
+    });
+
+    await t.test('cookies and headers of an attempt that was rolled back are not sent, and those before it are', async () => {
+      const cookie = (response, value) => response[kind === 'express' ? 'append' : 'header']('set-cookie', value);
+      const lost = "DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$";
+      for (const before of [['a=1', 'b=2'], ['a=1'], []]) {
+        for (const [status, end, ...own] of [
+          [200, async () => ({}), 'attempt=3'], [404, async () => ({ status: 404 }), 'attempt=3'],
+          [503, (client) => client.query(lost)], [500, async () => { throw new Error('a mistake'); }],
+        ]) {
+          let attempt = 0;
+          await pool.query('ALTER SEQUENCE tries RESTART');
+          prepare = (raw, response) => before.forEach((value) => cookie(response, value));
+          habit = async (q, client, response) => {
+            cookie(response, `attempt=${++attempt}`);
+            response_.setHeader(`x-raw-${attempt}`, '1');
+            if (attempt === 1) response.removeHeader('x-before');
+            await client.query('SELECT lose_race()');
+            return end(client);
+          };
+          const { status: sent, headers } = await post('/habits', operation().key, {});
+          const raw = Object.keys(headers).filter((name) => name.startsWith('x-raw'));
+          assert.deepEqual([sent, headers['set-cookie'] ?? [], raw, headers['x-before']],
+            [status, [...before, ...own], own.length ? ['x-raw-3'] : [], 'kept']);
+        }
+      }
+      prepare = sayNothing;
     });
 
     await t.test('a body that an attempt has changed is not paid by the next one', async () => {
