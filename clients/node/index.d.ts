@@ -144,7 +144,8 @@ export function idempotent<Request extends {} | null, Response>(
   pool: Pool,
   /**
    * The name is bound to the key, and unique within the scope: by default, that of the handler,
-   * which a minifier may change. A TypeError if another function has this default in the pool.
+   * which a minifier may change. A TypeError if another function has this default in the pool, or
+   * if the handler comes from bind(): the source of all of these is the same.
    */
   options: Options & { name?: string },
   handler: (client: PoolClient, request: Request) => Promise<Response>,

@@ -11,8 +11,8 @@ const {
 } = require('./statements.js');
 const { committed, repeated } = require('./transaction.js');
 const {
-  JsonText, bodyBytes, composite, fromText, headerFields, interval, isNothing, json, known, only,
-  tenantText, text,
+  JsonText, bodyBytes, composite, filled, fromText, headerFields, interval, isNothing, json, known,
+  only, tenantText, text,
 } = require('./values.js');
 
 // A waiting claim occupies a connection. The server's default of 10 seconds is too long for a pool
@@ -163,6 +163,9 @@ function checkHeaders(headers) {
   }
 }
 
+// The source of every bound function, and of those of the engine.
+const NATIVE = /\{\s*\[native code\]\s*\}$/;
+
 // By pool: the source of each function, by the scope and the name that it was defined with first.
 const functions = new WeakMap();
 
@@ -183,12 +186,18 @@ function requireUnique(pool, scope, name, handler, isChosen) {
 function idempotent(pool, { name, ...options }, handler) {
   only([...OPTIONS, 'begin'], options);
   const bound = text('name of the function', name ?? handler.name);
+  if (isNothing(name) && NATIVE.test(handler)) {
+    throw new TypeError(`"${bound}" is a bound function, and another one with this name would get `
+      + 'its answers: pass the option name');
+  }
   if (bound === '') throw new TypeError('the function has no name to bind: pass the option name');
   requireUnique(pool, options.scope, bound, handler, !isNothing(name));
   return async (key, request, more) => {
+    const called = filled(options, only([...OPTIONS, 'begin'], more));
+    if (more && 'tenant' in more) called.tenant = more.tenant; // also one that was forgotten
     const read = () => new JsonText(
       `{"function": ${JSON.stringify(bound)}, "request": ${requestText(request)}}`);
-    const { response } = await run(pool, { ...options, ...more, key, request: read(), read },
+    const { response } = await run(pool, { ...called, key, request: read(), read },
       async (client) => ({ response: await handler(client, request) }));
     return response;
   };

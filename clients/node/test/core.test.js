@@ -118,6 +118,29 @@ test('another function of the same name, which would get its answers, is refused
   define(one, 'refund()', { name: 'create' }); // a function that was renamed, or has been changed
 });
 
+test('a function whose source says nothing, such as a bound one, needs a name', () => {
+  class Stock { async create() {} }
+  const stock = new Stock();
+  for (const handler of [stock.create.bind(stock), Array.prototype.push, new Proxy(pay, {})]) {
+    const define = (more) => idempotent({}, { scope: 'payments', ...more }, handler);
+    assert.throws(() => define(), { name: 'TypeError', message: /another one .* pass the option name/ });
+    define({ name: 'create' });
+  }
+  idempotent({}, { scope: 'payments' }, async function create() { return '[native code]'; });
+});
+
+test('an option of a call that is undefined has the value of the definition, but no tenant does', async () => {
+  const events = [];
+  const own = { scope: 'payments', name: 'own', ttl: 60_000, begin: 'BEGIN ISOLATION LEVEL SERIALIZABLE', onEvent: ({ type }) => events.push(type) };
+  const level = idempotent(pool, own, async (client) => (await client.query('SHOW transaction_isolation')).rows[0]);
+  const { key } = operation();
+  const none = { ttl: undefined, begin: undefined, onEvent: undefined, scope: undefined };
+  assert.deepEqual(await level(key, null, none), { transaction_isolation: 'serializable' });
+  assert.deepEqual(events, ['claimed', 'completed']);
+  assert.ok(await one("SELECT expires_at < now() + interval '2 minutes' FROM idem.lookup('payments', $1)", [key]));
+  for (const more of [{ tenant: undefined }, { tennant: undefined }]) await assert.rejects(level(operation().key, null, more), TypeError);
+});
+
 test('an answer that is not stored: rolled back, and returned all the same', async () => {
   const { key, request } = operation();
   const events = [];
