@@ -58,7 +58,8 @@ async function connected(pool, attempt) {
     return await attempt(client, conclude);
   } catch (error) {
     if (concluding) throw error;
-    await send(client, 'ROLLBACK').catch((failed) => { broken ??= failed; });
+    if (isGivenUp(client, error)) broken ??= error;
+    else await send(client, 'ROLLBACK').catch((failed) => { broken ??= failed; });
     return broken ? rethrowAsLost(error) : Promise.reject(error);
   } finally {
     const release = () => {
@@ -69,6 +70,11 @@ async function connected(pool, attempt) {
     else release();
   }
 }
+
+// Whether the driver has given up waiting for the server (query_timeout), and on this connection:
+// the handler may have another one.
+const isGivenUp = (client, error) => client.readyForQuery === false
+  && error instanceof Error && !sqlstate(error) && error.message === 'Query read timeout';
 
 // The results of a message that ends with COMMIT.
 function committed(results) {

@@ -581,6 +581,26 @@ test('a refused connection of another kind, outside the database, is not retried
   assert.deepEqual([error.code, calls, isTransient(error)], ['EPIPE', 1, false]);
 });
 
+test("the driver's query_timeout gives the connection up, like a lost one", async () => {
+  const slow = new Pool({ query_timeout: 300 });
+  const { key, request } = operation();
+  const retries = [];
+  const retry = { first: 0, onRetry: (error) => retries.push(error.message) };
+  const late = (client) => client.query(`SELECT pg_sleep(${retries.length < 2 ? 0.45 : 0})`);
+  await run(slow, { scope: 'payments', key, request, retry }, async (client) => {
+    await late(client);
+    await pay(client, request);
+  });
+  assert.deepEqual([retries, await effects(request)], [Array(2).fill('Query read timeout'), 1]);
+  await assert.rejects(run(slow, { scope: 'payments', ...operation(), retry: once }, (client) => client.query('SELECT pg_sleep(0.6)')), isTransient);
+  // That of a connection of the handler itself is its own error, and this one goes on.
+  const own = async () => { const client = await slow.connect(); await client.query('SELECT pg_sleep(0.6)').finally(() => client.release(true)); };
+  const connections = slow.totalCount;
+  await assert.rejects(transaction(pool, own, { retry: { onRetry: () => assert.fail('retried') } }), (error) => !isTransient(error));
+  assert.equal(slow.totalCount, connections);
+  await slow.end();
+});
+
 test('the session is terminated between two statements', async () => {
   const { key, request } = operation();
   let calls = 0;

@@ -133,6 +133,8 @@ const routes = {
     await client.query(`SET LOCAL statement_timeout = '1 ms'`);
     await client.query('SELECT pg_sleep(600)');
   }],
+  '/late': [{ scope: 'payments', tenant: null, log, retry: { attempts: 1 } }, (request, client) =>
+    client.query({ text: 'SELECT pg_sleep(0.4)', query_timeout: 200 })],
   '/number': [{ scope: 'payments', tenant: null }, (request, client) => client.query(`SELECT 'ten'::numeric`)],
   '/lost': [{ scope: 'payments', tenant: null, log }, (request, client) =>
     client.query(`DO $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`)],
@@ -807,13 +809,13 @@ for (const [name, listen] of Object.entries(frameworks)) {
       assert.equal((await post('/races', key, request)).status, 200);
       assert.equal(await effects(request), 1);
       logged.length = 0;
-      for (const path of ['/lost', '/slow', '/away']) {
+      for (const path of ['/lost', '/slow', '/late', '/away']) {
         const response = await post(path, operation().key, request);
         assert.equal(response.headers['retry-after'], '1');
         await isProblem(response, 503, 'about:blank');
         assert.equal(JSON.parse(response.body).detail, undefined);
       }
-      assert.deepEqual(logged, ['40001', '57014', 'ECONNREFUSED']);
+      assert.deepEqual(logged, ['40001', '57014', undefined, 'ECONNREFUSED']);
     });
   });
 }

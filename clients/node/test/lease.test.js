@@ -540,6 +540,24 @@ test('a worker outlives the server, and a mistake ends it', async () => {
   await assert.rejects(worker(pool, { scope: 'no such' }, () => {}).finished, { code: 'ID008' });
 });
 
+test("a worker outlives the driver's query_timeout", async () => {
+  const slow = new Pool({ query_timeout: 500 });
+  closing.push(() => slow.end());
+  const locker = await pool.connect();
+  await locker.query('BEGIN');
+  const errors = [];
+  const finisher = worker(slow, { scope: 'left', wait: 100, lease: 300, onError: (error) => errors.push(error.message) }, payment);
+  await locker.query('LOCK TABLE idem.record IN ACCESS EXCLUSIVE MODE');
+  await sleep(700); // the ROLLBACK that follows the timeout would be answered
+  await locker.query('COMMIT');
+  locker.release();
+  await Promise.race([finisher.finished, until(() => errors.length > 0)]);
+  const left = await abandon(1);
+  await until(() => finished(left));
+  await finisher.stop();
+  assert.equal(errors[0], 'Query read timeout');
+});
+
 test('a recovery point of another kind is an error of its operation, and not of the worker', async () => {
   const foreign = begun({ scope: 'left' });
   await pool.query(`SELECT idem.checkpoint(token, 'charged', '["ch_1"]'), idem.release(token)
