@@ -2,6 +2,7 @@
 // A connection beside the pool for the renewal of leases: when all connections of a pool are busy,
 // leases would end.
 const { send } = require('./statements.js');
+const { timer } = require('./values.js');
 
 const hearts = new WeakMap(); // by pool
 
@@ -28,9 +29,10 @@ class Heart {
   async ask(statement, milliseconds) {
     this.#connecting ??= this.#connect();
     const connecting = this.#connecting;
-    let timer;
+    let timeout;
     const late = new Promise((_, reject) => {
-      timer = setTimeout(() => reject(new Error('the server does not answer')), milliseconds);
+      const fail = () => reject(new Error('the server does not answer'));
+      timeout = setTimeout(fail, timer(milliseconds));
     });
     try {
       await Promise.race([late, connecting.then(({ client }) => send(client, statement))]);
@@ -39,7 +41,7 @@ class Heart {
       if (error.severity !== 'ERROR' && this.#connecting === connecting) this.#close(true);
       throw error;
     } finally {
-      clearTimeout(timer);
+      clearTimeout(timeout);
     }
   }
 

@@ -3,7 +3,7 @@
 const { randomBytes } = require('node:crypto');
 const { setTimeout: sleep } = require('node:timers/promises');
 const { Refused } = require('./errors.js');
-const { filled, only } = require('./values.js');
+const { filled, only, timer } = require('./values.js');
 
 const DEFAULTS = {
   attempts: 10,
@@ -68,13 +68,13 @@ class Intent {
         return response;
       }
       onRetry(response ?? error, attempt, delay);
-      await sleep(delay, undefined, { signal: init.signal });
+      await sleep(timer(delay), undefined, { signal: init.signal ?? undefined });
     }
   }
 
   // A response with its whole body, which may be cut or hang as well; or the error instead of one.
   async #once(request, { signal, redirect }) {
-    const signals = [AbortSignal.timeout(this.#policy.timeout), ...(signal ? [signal] : [])];
+    const signals = [AbortSignal.timeout(timer(this.#policy.timeout)), ...(signal ? [signal] : [])];
     for (const [name, value] of Object.entries(this.headers)) request.headers.set(name, value);
     try {
       const options = { signal: AbortSignal.any(signals), redirect: redirect ?? 'manual' };

@@ -11,7 +11,7 @@ const {
 } = require('./operation.js');
 const statements = require('./statements.js');
 const { repeated, single } = require('./transaction.js');
-const { filled, interval, json, only, text } = require('./values.js');
+const { filled, interval, json, only, text, timer } = require('./values.js');
 
 // Milliseconds.
 const LEASE = 60_000;
@@ -229,7 +229,8 @@ class Lease {
     const stop = () => stopped.aborted;
     let answered = true; // then a lease that is over means that the process has slept
     while (!stop()) {
-      await sleep(Math.max(left() / 3, SHORTEST_PAUSE), undefined, { signal: stopped }).catch(stop);
+      const pause = timer(Math.max(left() / 3, SHORTEST_PAUSE));
+      await sleep(pause, undefined, { signal: stopped }).catch(stop);
       if (stop()) break;
       const sent = performance.now();
       try {

@@ -6,7 +6,7 @@ const {
 } = require('./errors.js');
 const { IGNORED, guarded } = require('./guard.js');
 const { send } = require('./statements.js');
-const { filled, fromText, only } = require('./values.js');
+const { filled, fromText, only, timer } = require('./values.js');
 
 const RETRY = {
   attempts: 10,
@@ -37,7 +37,7 @@ async function repeated(pool, retry, attempt, report = () => {}) {
       if (performance.now() + delay > latest) throw error;
       hook(policy.onRetry, error, count, delay);
       report('retried', error);
-      await sleep(delay);
+      await sleep(timer(delay));
     }
   }
 }

@@ -37,6 +37,9 @@ function interval(what, milliseconds) {
   return `${milliseconds} milliseconds`;
 }
 
+// As long as a timer can be: a longer one would end at once.
+const timer = (milliseconds) => Math.min(milliseconds, 2 ** 31 - 1);
+
 // JSON that is text already, and is passed on as it is.
 class JsonText {
   constructor(text) { this.text = text; }
@@ -245,6 +248,6 @@ const filled = (defaults, options) => ({
 });
 
 module.exports = {
-  JsonText, bodyBytes, composite, decided, filled, fromText, headerFields, interval, isNothing, json,
-  known, only, plain, statusCode, tenantText, text,
+  JsonText, bodyBytes, composite, decided, filled, fromText, headerFields, interval, isNothing,
+  json, known, only, plain, statusCode, tenantText, text, timer,
 };

@@ -5,7 +5,7 @@ const { hook, isTransient, reported, reporter, sqlstate } = require('./errors.js
 const { Lease, leased } = require('./lease.js');
 const statements = require('./statements.js');
 const { single } = require('./transaction.js');
-const { filled, interval, only, tenantText, text } = require('./values.js');
+const { filled, interval, only, tenantText, text, timer } = require('./values.js');
 
 const DEFAULTS = {
   concurrency: 1,
@@ -101,11 +101,11 @@ class Worker {
   }
 
   async #rest() {
-    const timer = setTimeout(() => {
+    const timeout = setTimeout(() => {
       for (const lease of this.#running.keys()) lease.cancel(this.#stops);
-    }, this.#options.grace);
+    }, timer(this.#options.grace));
     await Promise.all(this.#running.values());
-    clearTimeout(timer);
+    clearTimeout(timeout);
   }
 }
 

@@ -98,6 +98,13 @@ test('a redirect that would turn POST into GET is the answer; others are followe
   await assert.rejects(intent('k', { ...quick, attempts: 1 }).fetch(url, { ...init, redirect: 'error' }));
 });
 
+test('a timeout that is longer than a timer of Node, and a signal that is null', async () => {
+  assert.equal((await sent([[503], [201]], { timeout: 3e9 })).status, 201);
+  assert.equal(requests.length, 2);
+  answers = [[503], [201]];
+  assert.equal((await intent(undefined, quick).fetch(url, { ...init, signal: null })).status, 201);
+});
+
 test('the key is stored before the first request, once', async () => {
   const stored = [];
   answers = [[503]];

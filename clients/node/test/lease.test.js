@@ -217,6 +217,25 @@ test('the connection of the heartbeat is set up as those of the pool', async () 
   });
 });
 
+test('a lease or a time of grace that is longer than a timer of Node', async () => {
+  let renewals = 0;
+  const own = { connect: () => pool.connect(), Client: pool.Client, options: { ...pool.options, onConnect: () => renewals++ } };
+  const called = begun({ lease: 90 * 86_400_000 });
+  await lease(own, called, async (held) => { await sleep(300); return payment(held); });
+  assert.equal(renewals, 0);
+  const [left] = await abandon(1);
+  let begin;
+  const taken = new Promise((resolve) => { begin = resolve; });
+  const finisher = worker(pool, { scope: 'left', grace: 30 * 86_400_000 }, async (held) => {
+    begin();
+    await sleep(300, undefined, { signal: held.signal });
+    return payment(held);
+  });
+  await taken;
+  await finisher.stop();
+  assert.equal(await effects(left.request), 1);
+});
+
 test('a heartbeat whose connection cannot be set up tries again', async () => {
   let refusals = 0;
   const onConnect = async (client) => { if (refusals < 2) { refusals++; await client.query('SELECT 1 / 0'); } };
