@@ -261,6 +261,12 @@ sub answers
 	is($undecided->{headers}{'retry-after'}, 60, 'undecided: ask again after a minute');
 	is($undecided->{headers}{'idempotent-replayed'}, undef, 'undecided: not replayed');
 
+	# What SQL has completed may have no status.
+	$node->safe_psql('postgres', "SELECT idem.complete(token, '{\"late\": true}') FROM idem.claim('payments',
+		'$stack->{dir}-6', '" . ($bound =~ s/11/12/r) . "')");
+	my $bare = post($endpoint, "$stack->{dir}-6", { amount => 12 });
+	is("$bare->{status} $bare->{headers}{'idempotent-replayed'}", '200 true', 'an answer without a status: 200');
+
 	# More retries of one key than the pool has connections.
 	my $held = "$stack->{dir}-2";
 	my $holder = $node->background_psql('postgres');

@@ -71,7 +71,7 @@ func run(ctx context.Context, db *sql.DB, scope, key string, body []byte, do wor
 	var claimed bool
 	var token, response sql.NullString
 	var stored sql.NullInt64
-	err = tx.QueryRow(`SELECT claimed, token, status, response
+	err = tx.QueryRow(`SELECT claimed, token, coalesce(status, 200), response
 		FROM idem.claim($1, $2, $3::jsonb, wait => '1 second')`,
 		scope, key, string(body)).Scan(&claimed, &token, &stored, &response)
 	if err != nil {

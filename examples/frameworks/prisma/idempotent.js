@@ -20,7 +20,7 @@ const once = (prisma, scope, work) => async (req, res, next) => {
 // The claim must wait for less than the transaction's timeout.
 const answer = (prisma, scope, key, req, work) => prisma.$transaction(async (tx) => {
   const [claim] = await tx.$queryRaw`
-    SELECT claimed, token, status, response
+    SELECT claimed, token, coalesce(status, 200) AS status, response
       FROM idem.claim(${scope}, ${key}, ${JSON.stringify(req.body)}::jsonb, wait => '1 second')`;
   if (!claim.claimed) return { status: claim.status, body: claim.response, replayed: true };
   const { status, body } = await work(req, tx);

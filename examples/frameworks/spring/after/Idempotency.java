@@ -27,7 +27,7 @@ public class Idempotency {
             String scope, String header, String request, Supplier<String> work) {
         String key = header == null ? null : header.replaceAll("^\"|\"$", "");
         return jdbc.queryForObject(
-                "SELECT claimed, token, status, response"
+                "SELECT claimed, token, coalesce(status, 200) AS status, response"
                         + " FROM idem.claim(?, ?, ?::jsonb, wait => '1 second')",
                 (claim, row) -> claim.getBoolean("claimed")
                         ? completed(claim.getString("token"), work.get())
