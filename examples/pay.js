@@ -14,19 +14,21 @@ const ATTEMPTS = 10;
 // operation without attempts left (ID014).
 const TRANSIENT = /^(08|40|53|57P|ID001|ID009|ID014)/;
 
-// Claims the key, makes the payment and completes the claim, in one transaction.
+// Claims the key, makes the payment and completes the claim, in one transaction. The answer is JSON
+// text: parsed, an amount would lose digits.
 async function payOnce(client, key, amount) {
   await client.query('BEGIN');
   const { rows: [claim] } = await client.query(
-    `SELECT claimed, token, response
+    `SELECT claimed, token, response::text
        FROM idem.claim('payments', $1, jsonb_build_object('amount', $2::numeric))`,
     [key, amount]);
   let answer = claim.response; // a retry gets the first answer
   if (claim.claimed) {
     const { rows: [payment] } = await client.query(
-      'INSERT INTO payment (amount) VALUES ($1) RETURNING to_jsonb(payment) AS answer', [amount]);
+      'INSERT INTO payment (amount) VALUES ($1) RETURNING to_jsonb(payment)::text AS answer',
+      [amount]);
     const { rows: [completed] } = await client.query(
-      'SELECT idem.complete($1, $2) AS answer', [claim.token, payment.answer]);
+      'SELECT idem.complete($1, $2)::text AS answer', [claim.token, payment.answer]);
     answer = completed.answer;
   }
   await client.query('COMMIT');
@@ -77,7 +79,7 @@ async function problem(error) {
 
 async function main([key, amount]) {
   try {
-    console.log(JSON.stringify(await pay(key, amount)));
+    console.log(await pay(key, amount));
   } catch (error) {
     if (error.severity === undefined) throw error;
     console.error(JSON.stringify(await problem(error)));

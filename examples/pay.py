@@ -15,7 +15,6 @@ import time
 
 import psycopg
 from psycopg.rows import namedtuple_row
-from psycopg.types.json import Jsonb
 
 ATTEMPTS = 10
 # Errors that a retry can cure: a lost connection (08), a lost race (40), a lack of resources
@@ -25,19 +24,22 @@ TRANSIENT = re.compile("08|40|53|57P|ID001|ID009|ID014")
 
 
 def pay_once(connection, key, amount):
-    """Claims the key, makes the payment and completes the claim, in one transaction."""
+    """Claims the key, makes the payment and completes the claim, in one transaction.
+
+    The answer is JSON text: parsed, an amount would lose digits.
+    """
     with connection.transaction(), connection.cursor(row_factory=namedtuple_row) as cursor:
         claim = cursor.execute(
-            "SELECT claimed, token, response"
+            "SELECT claimed, token, response::text"
             " FROM idem.claim('payments', %s, jsonb_build_object('amount', %s::numeric))",
             (key, amount)).fetchone()
         if not claim.claimed:
             return claim.response  # a retry gets the first answer
         payment = cursor.execute(
-            "INSERT INTO payment (amount) VALUES (%s) RETURNING to_jsonb(payment) AS answer",
+            "INSERT INTO payment (amount) VALUES (%s) RETURNING to_jsonb(payment)::text AS answer",
             (amount,)).fetchone()
         completed = cursor.execute(
-            "SELECT idem.complete(%s, %s)", (claim.token, Jsonb(payment.answer))).fetchone()
+            "SELECT idem.complete(%s, %s::jsonb)::text", (claim.token, payment.answer)).fetchone()
         return completed[0]
 
 
@@ -75,7 +77,7 @@ def problem(error):
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(pay(key=sys.argv[1], amount=sys.argv[2])))
+        print(pay(key=sys.argv[1], amount=sys.argv[2]))
     except psycopg.Error as error:
         if error.sqlstate is None:
             raise

@@ -209,6 +209,13 @@ sub answers_and_replays
 	is(run_example($language, undef, $key, $amount)->{stdout}, $first->{stdout}, 'retry: the same, byte for byte');
 	is(effects_of($amount), 1, 'retry: one effect');
 
+	# More digits than a binary number has.
+	my ($exact, $text) = ("$key exact", '12345678901234567.10');
+	my @answers = map { run_example($language, undef, $exact, $text)->{stdout} } 1, 2;
+	is($node->safe_psql('postgres', "SELECT response->>'amount' FROM idem.lookup('payments', '$exact')"), $text,
+		'an amount is stored with all of its digits');
+	is_deeply([ map { /"amount": ?([\d.]+)/ } @answers ], [ $text, $text ], 'and is returned with them');
+
 	is_problem(run_example($language, undef, $key, $amount + 0.5), 422, 'ID002',
 		"key \"$key\" was used for a different request", 'same key, another request');
 	is(effects_of($amount + 0.5), 0, 'same key, another request: no effect');
