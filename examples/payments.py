@@ -51,7 +51,7 @@ def work(connection):
         except Exception as error:  # try again later; shown by idem.in_flight
             connection.execute(
                 "SELECT idem.release(%s, idem.backoff(%s), %s)",
-                (token, attempt, Jsonb({"message": repr(error)})))
+                (token, attempt, Jsonb({"message": repr(error)[:1000]})))
 
 
 if __name__ == "__main__":

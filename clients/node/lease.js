@@ -17,6 +17,7 @@ const { filled, interval, json, only, text, timer } = require('./values.js');
 const LEASE = 60_000;
 const BACKOFF = { base: 1_000, cap: 300_000 }; // after a failed attempt
 const LONGEST_MESSAGE = 1000; // characters
+const TOO_LARGE = '54000'; // beyond the scope's max_answer_size
 const SHORTEST_PAUSE = 20; // milliseconds between two renewals that fail
 
 // At the end of a failed attempt. If it is in vain, the end of the lease does the same.
@@ -199,8 +200,12 @@ class Lease {
     const backoff = aborted ? backoffOf({ base: 0, cap: 0 }) : this.#bound.backoff;
     const why = aborted ? undefined
       : { sqlstate: sqlstate(error), message: messageOf(error) };
-    await this.#ask(statements.release(this.#token, this.attempt, backoff, why), RELEASE_RETRY)
-      .catch(() => {});
+    const release = (of) =>
+      this.#ask(statements.release(this.#token, this.attempt, backoff, of), RELEASE_RETRY);
+    await release(why).catch((refused) => {
+      if (sqlstate(refused) !== TOO_LARGE) throw refused;
+      return release(undefined);
+    }).catch(() => {});
     return error;
   }
 

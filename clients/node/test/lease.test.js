@@ -126,6 +126,14 @@ test('a Failure is stored; any other error gives the operation back for later', 
   }
 });
 
+test('an error that the scope does not have the room for gives the operation back without it', async () => {
+  const scope = `narrow ${Date.now()}`;
+  await pool.query('SELECT idem.create_scope($1, max_answer_size => 1024)', [scope]);
+  const called = begun({ scope, backoff: { base: 0 } });
+  await assert.rejects(lease(pool, called, () => { throw new Error('ä'.repeat(1_000)); }), /äää/);
+  assert.equal((await lease(pool, { ...called, ...impatient }, async (held) => ({ response: held.attempt }))).response, 2);
+});
+
 test('an error of a call of the lease fails the attempt, even if the work swallows it', async () => {
   const swallow = (promise) => promise.catch((error) => { assert.ok(error); });
   const ends = {

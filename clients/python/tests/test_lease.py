@@ -279,6 +279,21 @@ class Leases:
             self.assertEqual(noted(ValueError(message)), expected)
         self.assertEqual(noted(Silent()), "Silent")
 
+    def test_an_error_that_the_scope_does_not_have_the_room_for(self):
+        scope = new_key()
+        query("SELECT idem.create_scope(%s, max_answer_size => 1024)", scope)
+        for message in ("a" * 1_000_000, "ä" * 1_000):
+            key = new_key()
+            with self.assertRaises(ValueError), self.lease(key, scope=scope, backoff=(0.0, 0.0)):
+                raise ValueError(message)
+            retry = self.lease(key, scope=scope, retry=Retry(attempts=1))
+            self.assertEqual(retry.run(lambda lease: lease.attempt).response, 2)
+        key = new_key()
+        with self.assertRaises(ValueError), self.lease(key):
+            raise ValueError("a" * 1_000_000)
+        error = query("SELECT last_error->>'message' FROM idem.in_flight WHERE key = %s", key)
+        self.assertEqual(error, "a" * 1000)
+
     def test_an_interrupted_attempt_is_released_at_once(self):
         key = new_key()
         with self.assertRaises(KeyboardInterrupt), self.lease(key, backoff=(100.0, 200.0)):
