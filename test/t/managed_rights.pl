@@ -585,8 +585,8 @@ for my $view (split ' ', $node->safe_psql('evil', q{SELECT string_agg('idem.' ||
 }
 
 # What cancel() has not seen is not replaced: here, a message that is stored after it has looked.
-my ($canceller, $consumer) = map { $node->background_psql('postgres') } 1 .. 2;
-$canceller->query_safe(q{SELECT idem.create_scope('raced');
+my ($asker, $consumer) = map { $node->background_psql('postgres') } 1 .. 2;
+$asker->query_safe(q{SELECT idem.create_scope('raced');
 	ALTER FUNCTION idem_internal.check_new_key RENAME TO check_key_at_last;
 	CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text, ttl interval) RETURNS void
 	LANGUAGE plpgsql SET search_path = pg_catalog AS $$
@@ -597,10 +597,10 @@ $canceller->query_safe(q{SELECT idem.create_scope('raced');
 	  PERFORM idem_internal.check_key_at_last($1, $2, $3, $4);
 	END $$});
 $consumer->query_safe('SELECT pg_advisory_lock(4711)');
-$canceller->query_until(qr/asked/, "\\echo asked\nSELECT state FROM idem.cancel('raced', 'k');\n");
+$asker->query_until(qr/asked/, "\\echo asked\nSELECT state FROM idem.cancel('raced', 'k');\n");
 $node->poll_query_until('postgres', q{SELECT count(*) = 1 FROM pg_locks WHERE objid = 4711 AND NOT granted}) or die;
 $consumer->query_safe(q{SELECT idem.once_each('raced', '{k}'::text[]); SELECT pg_advisory_unlock(4711)});
-is($canceller->query(''), 'completed', 'cancel() leaves a record that it has not seen');
-$_->quit for $canceller, $consumer;
+is($asker->query(''), 'completed', 'cancel() leaves a record that it has not seen');
+$_->quit for $asker, $consumer;
 
 done_testing();
