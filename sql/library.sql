@@ -14,11 +14,11 @@ AS 'SELECT coalesce(r.key, r.key_uuid::pg_catalog.text)';
 COMMENT ON FUNCTION idem_internal.key_text IS
     'Returns the key of a record.';
 
--- As the index of unfinished operations says it.
+-- As the index of unfinished operations says it, and likewise.
 CREATE FUNCTION idem_internal.is_unfinished(r idem.record)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN r.state = 'p';
+AS $$SELECT r.state OPERATOR(pg_catalog.=) 'p'$$;
 
 COMMENT ON FUNCTION idem_internal.is_unfinished IS
     'Returns whether the operation of a record is leased and unfinished.';

@@ -30,7 +30,7 @@ AS 'SELECT r.key';
 CREATE FUNCTION idem_internal.is_unfinished(r idem.record)
 RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN r.leased;
+AS 'SELECT r.leased';
 
 CREATE VIEW idem_internal.stored AS
     SELECT scope, tenant, key, state, attempt, extra_attempts, status, created, expires,
