@@ -272,29 +272,28 @@ CREATE FUNCTION idem_internal.check_caller(caller oid, proof bytea)
 RETURNS void
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    proven integer;
+    message CONSTANT bytea := int4send(pg_backend_pid())
+        || timestamptz_send(transaction_timestamp())
+        || convert_to((SELECT r.rolname FROM pg_roles AS r WHERE r.oid = caller), 'UTF8');
 BEGIN
     IF current_setting('transaction_isolation') NOT LIKE 'read %' THEN
         PERFORM idem_internal.check_snapshot();
     END IF;
-    IF (SELECT min(k.id) = 0 AND max(k.id) > 0 FROM idem.secret AS k) IS NOT TRUE THEN
+    IF proof = (SELECT sha256(k.secret || message) FROM idem.secret AS k
+                WHERE k.id > 0 ORDER BY k.id DESC LIMIT 1)
+        AND EXISTS (SELECT FROM idem.secret WHERE id = 0)
+    THEN
+        RETURN;
+    ELSIF (SELECT min(k.id) = 0 AND max(k.id) > 0 FROM idem.secret AS k) IS NOT TRUE THEN
         PERFORM idem_internal.refuse_without_secrets();
-    END IF;
-    SELECT k.id INTO proven
-    FROM idem.secret AS k
-    WHERE k.id > 0
-        AND proof = sha256(k.secret || int4send(pg_backend_pid())
-                           || timestamptz_send(transaction_timestamp())
-                           || convert_to((SELECT r.rolname FROM pg_roles AS r
-                                          WHERE r.oid = caller), 'UTF8'))
-    ORDER BY k.id DESC
-    LIMIT 1;
-    IF proven < (SELECT max(k.id) FROM idem.secret AS k) THEN
+    ELSIF EXISTS (SELECT FROM idem.secret AS k
+                  WHERE k.id > 0 AND proof = sha256(k.secret || message))
+    THEN
         RAISE serialization_failure USING
             MESSAGE = 'could not prove who calls',
             DETAIL = 'The secret that proves it was renewed meanwhile.',
             HINT = 'Retry the transaction.';
-    ELSIF proven IS NULL THEN
+    ELSE
         RAISE insufficient_privilege USING
             MESSAGE = 'permission denied for a function of schema idem_internal',
             DETAIL = 'The proof is not of this role, backend and transaction.',

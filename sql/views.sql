@@ -289,8 +289,8 @@ BEGIN ATOMIC
             state = 'p' AND lease_end <= statement_timestamp() AS ended
         FROM (
             SELECT
-                scope, attempt, extra_attempts, state, tenant, created, expires, lease_end, response,
-                headers, body, error, request,
+                scope, attempt, extra_attempts, state, tenant, created, expires, lease_end,
+                response, headers, body, error, request,
                 idem_internal.key_text(r) AS shown_key,
                 (SELECT 1 / coverage FROM size) AS weight
             FROM idem.record r TABLESAMPLE SYSTEM (100 * (SELECT coverage FROM size))
@@ -298,8 +298,8 @@ BEGIN ATOMIC
 
             UNION ALL
             SELECT
-                scope, attempt, extra_attempts, state, tenant, created, expires, lease_end, response,
-                headers, body, error, request,
+                scope, attempt, extra_attempts, state, tenant, created, expires, lease_end,
+                response, headers, body, error, request,
                 idem_internal.key_text(r), 1
             FROM idem.record r
             WHERE idem_internal.is_unfinished(r) AND (SELECT exact FROM size)
