@@ -60,7 +60,7 @@ SELECT set_eq(
        WHERE lanname = 'sql' AND prosqlbody IS NULL
              AND NOT EXISTS (SELECT FROM unnest(proconfig) setting WHERE setting LIKE 'search_path=%')$$,
     ARRAY['is_unfinished', 'key_text'],
-    'functions that are a text in SQL fix their search_path, except those that name schemas');
+    'functions that are a text in SQL fix their search_path, except two, which name schemas');
 
 -- STRICT would return NULL for a NULL key without an error; a parallel worker would share its
 -- leader's lock.
