@@ -31,7 +31,7 @@ BEGIN
 END $$;
 
 DROP VIEW migrate.remaining, migrate.old;
-DROP TABLE idempotency_key;      -- ADAPT: your table; this also drops its trigger
+DROP TABLE idempotency_key;      -- ADAPT: your tables; this also drops their triggers
 DROP FUNCTION migrate.claim, migrate.move, migrate.rest, migrate.moved;
 DROP TABLE migrate.fence;
 DROP SCHEMA migrate;

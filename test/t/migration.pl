@@ -180,6 +180,25 @@ cmp_ok(ask(q{SELECT count(*) FROM (SELECT * FROM answer LIMIT 1000) a WHERE pay(
 	FROM answer}), '>=', 100,
 	'without the old table, its keys run again');
 
+# Ids of messages in a table of their own, while the old code handles one.
+my $fence = slurp_file('examples/migration/migrate.sql') =~ s/^-- (?=(?:CREATE|SELECT) .*message)//mgr;
+my $adapted = PostgreSQL::Test::Utils::tempdir . '/migrate.sql';
+append_to_file($adapted, $fence =~ s/lock_timeout = '\K5s/100ms/r);
+ask('CREATE DATABASE consumer');
+sub consume { my ($query) = @_; return $node->safe_psql('consumer', $query); }
+consume('CREATE EXTENSION idem; CREATE TABLE handled_message (id text PRIMARY KEY)');
+consume(slurp_file('examples/migration/before.sql'));
+my $handle = q{INSERT INTO handled_message VALUES ('%s') ON CONFLICT DO NOTHING};
+my $handling = $node->background_psql('consumer');
+$handling->query_safe('BEGIN; ' . sprintf $handle, 'm-1');
+my @adapted = (qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f), $adapted, $node->connstr('consumer'));
+$node->command_fails_like(\@adapted, qr/lock timeout/, 'messages: the script waits for one that is being handled');
+$handling->query_safe('COMMIT');
+$handling->quit;
+$node->command_ok(\@adapted, 'messages: and runs after it');
+is(consume(q{SELECT idem.once('messages', 'm-1')}), 'f', 'messages: what was handled is not handled again');
+is(sqlstate($node, sprintf($handle, 'm-2'), 'consumer'), '40001', 'messages: the old code gets 40001');
+
 log_is_clean($node);
 $node->stop;
 done_testing();
