@@ -61,8 +61,11 @@ relation AS (
     WHERE r.oid = 'idem.watermark'::regclass
         OR r.oid IN (SELECT t.records FROM storage t)
 ),
+-- waits: its transaction has committed here. Ending the session would only end the wait.
 holder AS (
-    SELECT * FROM idem_internal.key_holders()
+    SELECT h.*, a.wait_event IS NOT DISTINCT FROM 'SyncRep' AS waits
+    FROM idem_internal.key_holders() h
+        LEFT JOIN pg_stat_activity a ON a.pid = h.pid
 ),
 -- What keeps VACUUM from removing and freezing rows: the oldest of all transactions, snapshots and
 -- slots, and how it ends. Short transactions, and VACUUM itself, keep nothing. lasts: for long_held
@@ -79,10 +82,12 @@ horizon AS MATERIALIZED (
                 ELSE format('process %s, whose transaction began at %s,', a.pid,
                             date_trunc('second', a.xact_start))
             END AS keeper,
-            CASE a.backend_type
-                WHEN 'walsender'
+            CASE
+                WHEN a.backend_type = 'walsender'
                     THEN 'If a query on that standby has run for long, end it, or wait for its '
                          'end; if none has, autovacuum does not keep up.'
+                WHEN a.wait_event = 'SyncRep'
+                    THEN 'It has committed, and waits for a synchronous standby: do not end it.'
                 ELSE format('End this transaction, or wait for its end. To see what it does: '
                             'SELECT * FROM pg_stat_activity WHERE pid = %s.', a.pid)
             END AS remedy
@@ -328,12 +333,19 @@ test (found, check_name, status, scope, detail, hint) AS (
         NULL,
         CASE
             WHEN h.gid IS NULL
-                THEN format('Process %s has held %s since its transaction began at %s.', h.pid,
-                            h.keys, date_trunc('second', h.since))
+                THEN format('Process %s has held %s since its transaction began at %s%s.', h.pid,
+                            h.keys, date_trunc('second', h.since),
+                            CASE WHEN h.waits
+                                 THEN ', has committed it, and waits for a synchronous standby'
+                            END)
             ELSE format('Prepared transaction "%s" has held %s since %s.', h.gid, h.keys,
                         date_trunc('second', h.since))
         END,
         CASE
+            WHEN h.waits
+                THEN 'Do not end the session, which rolls nothing back: a retry would get an '
+                     'answer that may be lost with this server. Start a synchronous standby, or '
+                     'see why it lags: SELECT * FROM pg_stat_replication'
             WHEN h.gid IS NULL
                 THEN format(concat(
                     'To see what it does: SELECT * FROM pg_stat_activity WHERE pid = %1$s. ',

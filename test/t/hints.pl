@@ -494,6 +494,26 @@ follow('transactions: a session holds a key',
 	},
 	detail => qr/^Process \d+ has held (a key|keys) since/,
 	undo => sub { eval { $session->quit }; });
+
+# It has committed, and no hint may end its wait: a retry would get an answer that can be lost.
+{
+	my %waits = (check => 'transactions', held => '0');
+	sql("ALTER SYSTEM SET synchronous_standby_names = 'lost'");
+	$node->reload;
+	$session = $node->background_psql('postgres', on_error_stop => 0);
+	$session->query_until(qr/sent/, "\\echo sent\nSELECT idem.once('payments', 'waits');\n");
+	$node->poll_query_until('postgres',
+		"SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+	like(health(\%waits, 'detail'), qr/ has held .*, has committed it, and waits for a synchronous standby\.$/,
+		'transactions: a session waits for a standby');
+	sql($_) for statements(health(\%waits, 'hint'));
+	is(sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"), 1,
+		'transactions: what the hint says leaves it waiting');
+	sql('ALTER SYSTEM RESET synchronous_standby_names');
+	$node->reload;
+	ok(becomes_ok(\%waits), 'transactions: cured by the standby');
+	$session->quit;
+}
 follow('transactions: a prepared one',
 	check => 'transactions',
 	held => '0',
