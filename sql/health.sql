@@ -325,7 +325,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                      WHEN 'sql' THEN 'Run idem.purge() more often from cron.'
                      ELSE 'If the purge worker runs but does not keep up, raise idem.purge_rate.'
                  END
-                 || ' To purge them now, in short transactions: '
+                 || ' To purge them now, unless a tool copies them from another server: '
                     'DO ''BEGIN WHILE idem.purge(10000) = 10000 LOOP COMMIT; END LOOP; END'''
         END
     FROM (SELECT sum(expired) AS expired, min(expired_since) AS since, max(about) AS about

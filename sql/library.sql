@@ -387,6 +387,7 @@ test (found, check_name, status, detail, hint) AS (
          'background workers, raise max_worker_processes and restart the server.'),
         (v.preloaded AND NOT v.standby AND v.launched AND v.naptime = '0', 'warn',
          'idem.purge_naptime is 0: no worker purges expired records.',
+         'If no tool copies records from another server to this one: '
          'ALTER SYSTEM SET idem.purge_naptime = ''10s''. Then: SELECT pg_reload_conf()')
     ) AS f (found, status, detail, hint)
 

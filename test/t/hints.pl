@@ -579,6 +579,8 @@ sub worker_findings
 	my $preload = with_conf("shared_preload_libraries = 'idem'");
 	my $no_preload = with_conf("shared_preload_libraries = ''");
 	is(health({ check => 'worker' }, 'status'), 'warn', 'worker: purging has been off so far');
+	like(health({ check => 'worker' }, 'hint'), qr/^If no tool copies records from another server to this one: /,
+		'worker: as a tool may demand');
 	sql($_) for statements(health({ check => 'worker' }, 'hint'));
 	ok(becomes_ok({ check => 'worker' }), 'worker: cured by the statement');
 	follow('worker: purging is off',
