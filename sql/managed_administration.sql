@@ -1375,8 +1375,9 @@ END
 $$;
 
 -- No index has expiry, so the table is read from where the last purge stopped, some blocks at a
--- time. Rows that another transaction has locked are passed over, so that the purge waits for none;
--- a concurrent purge begins at the same block and does not move the position.
+-- time, for ten seconds or half of statement_timeout, which would undo the purge. Rows that another
+-- transaction has locked are passed over, so that the purge waits for none; a concurrent purge
+-- begins at the same block and does not move the position.
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
 RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1386,6 +1387,8 @@ DECLARE
         / current_setting('block_size')::bigint;
     keeps CONSTANT boolean := NOT EXISTS (SELECT FROM idem.scope WHERE answer_ttl IS NOT NULL);
     most CONSTANT bigint := coalesce(max_records, 10000);
+    until CONSTANT timestamptz := clock_timestamp() + least(
+        '10 seconds', nullif(current_setting('statement_timeout')::interval, '0') / 2);
     place tid;
     block bigint;
     first tid;
@@ -1419,8 +1422,9 @@ BEGIN
             SELECT x.ctid FROM idem.record AS x
             WHERE x.ctid >= first AND x.ctid < behind AND NOT idem_internal.is_own(x.xmin)
                 AND (x.expires <= clock_timestamp()
-                     OR EXISTS (SELECT FROM idem.dropped_scope AS d WHERE d.id = x.scope)
-                         AND NOT EXISTS (SELECT FROM idem.scope AS s WHERE s.id = x.scope))
+                     OR x.scope IN (  -- which is hashed, unlike EXISTS
+                         SELECT d.id FROM idem.dropped_scope AS d
+                         WHERE NOT EXISTS (SELECT FROM idem.scope AS s WHERE s.id = d.id)))
             LIMIT most - done
             FOR UPDATE SKIP LOCKED));
         GET DIAGNOSTICS gone = ROW_COUNT;
@@ -1437,6 +1441,8 @@ BEGIN
                     JOIN idem.scope AS s ON s.id = x.scope
                     CROSS JOIN LATERAL idem_internal.erased(x) AS e
                 WHERE x.ctid >= first AND x.ctid < behind AND x.state IN ('c', 'f')
+                    AND num_nonnulls(x.recovery_state, x.request, x.headers, x.response, x.body,
+                                     x.error) > 0
                     AND NOT idem_internal.is_own(x.xmin)
                     AND coalesce(x.finished, x.created)
                         <= clock_timestamp() - idem_internal.fixed(s.answer_ttl)
@@ -1448,6 +1454,7 @@ BEGIN
         END IF;
         EXIT WHEN done >= most;
         block := block + stretch;
+        EXIT WHEN clock_timestamp() >= until;
     END LOOP;
     UPDATE idem.purge_progress AS p SET position = block WHERE p.ctid = place;
     IF place IS NULL AND NOT EXISTS (SELECT FROM idem.purge_progress) THEN
