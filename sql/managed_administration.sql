@@ -294,12 +294,28 @@ AS $$
     HAVING count(*) FILTER (WHERE m LIKE 'REVOKE%') > 0  -- to have less may be meant
     UNION ALL
     SELECT NULL, 'schema', 'fail',
-           format('Function %s runs with the rights of role %s, which does not own schema idem.',
-                  p.oid::regprocedure, p.proowner::regrole),
-           format('ALTER FUNCTION %s OWNER TO %s', p.oid::regprocedure, n.nspowner::regrole)
-    FROM pg_proc AS p JOIN pg_namespace AS n ON n.nspname = 'idem'
-    WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-        AND p.prosecdef AND p.proowner <> n.nspowner
+           format('%s %s belongs to role %s, and the rest of idem to role %s.',
+                  initcap(o.kind), o.name, o.owner::regrole, i.owner::regrole),
+           format('ALTER %s %s OWNER TO %s', o.kind, o.name, i.owner::regrole)
+    FROM (SELECT mode() WITHIN GROUP (ORDER BY p.proowner)
+          FROM pg_proc AS p
+          WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+         ) AS i (owner)
+        JOIN (SELECT 'SCHEMA', n.oid::regnamespace::text, n.nspowner
+              FROM pg_namespace AS n
+              WHERE n.nspname IN ('idem', 'idem_internal')
+              UNION ALL
+              SELECT CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, c.oid::regclass::text,
+                     c.relowner
+              FROM pg_class AS c
+              WHERE c.relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+                  AND c.relkind IN ('r', 'v')
+              UNION ALL
+              SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner
+              FROM pg_proc AS p
+              WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+                  AND p.prosecdef
+             ) AS o (kind, name, owner) ON o.owner <> i.owner
     UNION ALL
     VALUES (1, 'worker', 'ok', 'This edition has no worker: idem.purge() runs from cron.', NULL),
            (12, 'indexes', 'ok', 'The indexes are in place and valid.', NULL),

@@ -508,12 +508,15 @@ is(ask(q{REVOKE USAGE ON SCHEMA idem FROM PUBLIC;
 	SELECT count(*) FROM idem.health() WHERE check_name = 'schema' AND status = 'fail';
 	GRANT USAGE ON SCHEMA idem TO PUBLIC}, 'bare'), '0', 'health() does not mind what is taken from PUBLIC');
 is(ask($replay, 'bare'), $answers, 'and calls work');
-ask('ALTER FUNCTION idem.current_key() OWNER TO erin', 'bare');
-my $found = ask($schema, 'bare');
-like($found, qr/^fail: Function idem.current_key\(\) runs with the rights of role erin, which/,
-	'health() finds a function of another role');
-ask($found =~ s/.*schema idem\. //r, 'bare');
-like(ask($schema, 'bare'), qr/^ok/, 'and its hint cures it');
+for my $part ('SCHEMA idem', 'SCHEMA idem_internal', 'FUNCTION idem.current_key()', 'VIEW idem.scopes')
+{
+	ask("ALTER $part OWNER TO erin", 'bare');
+	my $found = ask($schema, 'bare');
+	is($found, "fail: \u\L$part\E belongs to role erin, and the rest of idem to role installer. ALTER $part OWNER TO "
+		. 'installer', "health() finds that another role owns $part");
+	ask($found =~ s/.*installer\. //r, 'bare');
+	like(ask($schema, 'bare'), qr/^ok/, 'and its hint cures it');
+}
 
 $node->backup('base');
 my $standby = PostgreSQL::Test::Cluster->new('managed_standby');
