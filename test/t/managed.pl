@@ -551,14 +551,19 @@ append_to_file("$updates/update.sql", "\\set ON_ERROR_STOP on\n" . ($rule =~ s/A
 my $claiming = $node->background_psql('first', on_error_stop => 1);
 $claiming->query_safe(q{SET ROLE app; BEGIN; SELECT token AS t FROM idem.claim('payments', 'meanwhile') \gset});
 ask(q{ALTER DATABASE first SET default_transaction_isolation = 'repeatable read'}, 'first');
-my $said = '';
-my $update = IPC::Run::start([ qw(psql -Xq -f), "$updates/update.sql", '-d',
-		$node->connstr('first') . " application_name='update'" ], '2>', \$said);
-$node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'update'
-	AND wait_event_type = 'Lock'}) or die "the update does not wait: $said";
+append_to_file("$updates/impatient.sql",
+	"SET statement_timeout = '10s';\n" . slurp_file("$updates/update.sql") =~ s/5s/100ms/r);
+(undef, $err) = run_file("$updates/impatient.sql", 'first');
+like($err, qr/canceling statement due to lock timeout/, 'an update does not make others wait for a long transaction');
+my @said = ('', '');
+my @updates = map { IPC::Run::start([ qw(psql -Xq -f), "$updates/update.sql", '-d',
+			$node->connstr('first') . " application_name='update'" ], '2>', \$_) } @said;
+$node->poll_query_until('postgres', q{SELECT count(*) = 2 FROM pg_stat_activity WHERE application_name = 'update'
+	AND wait_event_type = 'Lock'}) or die "the updates do not wait: @said";
 $claiming->query_safe(q{SELECT idem.complete(:'t', '"meanwhile"'); COMMIT});
-$update->finish;
-is($said, '', 'the update waits for the transactions that hold claims, and says nothing');
+$_->finish for @updates;
+like(join('', sort @said), qr/\A[^\n]*ERROR:  version 99\.0\.0 of idem is installed\n(?!.*ERROR)/s,
+	'an update waits for the transactions that hold claims, and a second one does nothing');
 ask('ALTER DATABASE first RESET default_transaction_isolation', 'first');
 is(ask(q{SELECT note FROM idem.record WHERE key = 'meanwhile'}, 'first'), 'updated',
 	'and sees what they have committed, whatever the isolation level of the database');
@@ -835,6 +840,7 @@ ask(q{SELECT idem.create_scope('payments');
 	ALTER DATABASE repeatable SET default_transaction_isolation = 'repeatable read'}, 'repeatable');
 $claiming = $node->background_psql('repeatable', on_error_stop => 1);
 $claiming->query_safe(q{BEGIN; SELECT token AS t FROM idem.claim('payments', 'meanwhile') \gset});
+my $said = '';
 my $move = IPC::Run::start([ qw(psql -Xq -f sql/managed_move.sql -d), $node->connstr('repeatable')
 		. " application_name='move'" ], '2>', \$said);
 $node->poll_query_until('postgres', q{SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'move'
