@@ -501,7 +501,8 @@ test (found, check_name, status, scope, detail, hint) AS (
         JOIN relation r ON r.oid = i.indrelid
     WHERE r.oid = r.owned_by
 
-    -- The SQL edition's idem.scope has copies of the secrets.
+    -- The SQL edition's idem.scope has copies of the secrets. Only a grantor can revoke what it has
+    -- granted: from the owner, it loses the grant option, and with it what it has granted.
     UNION ALL
     SELECT
         true,
@@ -511,7 +512,8 @@ test (found, check_name, status, scope, detail, hint) AS (
         format('%s: %s may %s.', g.object,
                CASE g.grantee WHEN 0 THEN 'Every role' ELSE 'Role ' || g.grantee::regrole END,
                f.what),
-        format('%sREVOKE %s ON %s %s FROM %s CASCADE', f.unless, f.privileges,
+        format('%sREVOKE %s%s ON %s %s FROM %s CASCADE', f.unless,
+               CASE WHEN g.grantor <> g.relowner THEN 'GRANT OPTION FOR ' END, f.privileges,
                CASE g.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, g.object,
                CASE
                    WHEN g.grantor <> g.relowner THEN g.grantor::regrole::text
@@ -589,7 +591,8 @@ test (found, check_name, status, scope, detail, hint) AS (
                    WHEN 0 THEN 'Every role'
                    ELSE format('Role %s', a.grantee::regrole)
                END, n.nspname),
-        format('REVOKE CREATE ON SCHEMA %s FROM %s CASCADE', n.nspname,
+        format('REVOKE %sCREATE ON SCHEMA %s FROM %s CASCADE',
+               CASE WHEN a.grantor <> n.nspowner THEN 'GRANT OPTION FOR ' END, n.nspname,
                CASE
                    WHEN a.grantor <> n.nspowner THEN a.grantor::regrole::text
                    WHEN a.grantee = 0 THEN 'PUBLIC'
