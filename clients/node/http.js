@@ -1,6 +1,7 @@
 'use strict';
 // The Idempotency-Key header as the IETF draft has it, at the route, behind authentication. What
 // the handler answers is stored, COMMIT follows, and then the answer is sent.
+const { AsyncLocalStorage } = require('node:async_hooks');
 const { STATUS_CODES } = require('node:http');
 const { isDeepStrictEqual } = require('node:util');
 const { boundRequest } = require('./bound.js');
@@ -289,15 +290,22 @@ const copy = (value) => (Array.isArray(value) ? [...value] : value);
 
 const SENT = 'the answer is sent after COMMIT: the handler must return it, and not send it itself';
 const SENDERS = ['send', 'write', 'writeHead', 'writeContinue', 'end', 'flushHeaders', 'hijack'];
+const SETTERS = ['status', 'code', 'header', 'setHeader', 'removeHeader'];
+
+// The work that a call comes from. What the work has not waited for goes on after it.
+const working = new AsyncLocalStorage();
 
 // The work, during which nothing is sent: a client that has been told 201 must find the payment.
 // What it does to the response itself, its status and headers, belongs to the answer. open() lets
 // the route send it, without the functions that the last attempt has registered, unless committed()
 // was called. undo() takes back all that an attempt that was rolled back has done.
 function unsent(response, raw, work) {
+  const own = {};
   let before;
   let isOpen = false;
   let misused; // of the attempt that works
+  // An error handler or a hook may wait before it sends. What is left of the work is not faster.
+  const isOver = () => isOpen && working.getStore() === own;
   const listeners = () => ['finish', 'close'].flatMap((event) =>
     raw.rawListeners(event).map((listener) => ({ event, listener })));
   const changed = () => Object.entries(response.getHeaders())
@@ -319,18 +327,22 @@ function unsent(response, raw, work) {
       warned = true;
     };
     const refuse = () => (misused ?? late)();
-    for (const of of new Set([response, raw])) {
-      for (const name of SENDERS.filter((sender) => sender in of)) {
-        const send = of[name];
-        of[name] = function guarded(...content) {
-          if (isOpen && !raw.writableEnded) return send.apply(this, content);
-          refuse();
-          return this;
-        };
+    const restrict = (names, isAllowed) => {
+      for (const of of new Set([response, raw])) {
+        for (const name of names.filter((method) => method in of)) {
+          const call = of[name];
+          of[name] = function guarded(...content) {
+            if (isAllowed()) return call.apply(this, content);
+            refuse();
+            return this;
+          };
+        }
       }
-    }
+    };
+    restrict(SENDERS, () => isOpen && !isOver() && !raw.writableEnded);
+    restrict(SETTERS, () => !isOver());
     raw.on('pipe', (source) => { // it would send its rest as soon as the route may send
-      if (isOpen) return;
+      if (isOpen && !isOver()) return;
       source.unpipe(raw);
       refuse();
     });
@@ -375,13 +387,13 @@ function unsent(response, raw, work) {
     });
     stopped.catch(() => {});
     try {
-      const answer = known(await Promise.race([work(client), stopped]),
+      const answer = known(await Promise.race([working.run(own, work, client), stopped]),
         'status', 'headers', 'body');
       if (mistake) throw mistake; // also one that was swallowed
       const text = (value) => (Array.isArray(value) ? value.map(String) : String(value));
-      const own = changed().map(([name, value]) => [name, text(value)]);
+      const set = changed().map(([name, value]) => [name, text(value)]);
       return { status: response.statusCode, ...answer,
-        headers: { ...Object.fromEntries(own), ...headerFields(answer.headers) } };
+        headers: { ...Object.fromEntries(set), ...headerFields(answer.headers) } };
     } catch (error) {
       throw mistake ?? error;
     } finally {

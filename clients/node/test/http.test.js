@@ -145,6 +145,7 @@ let habit;
 let response_;
 const sayNothing = () => {};
 let prepare = sayNothing; // what a middleware does to the response of Node
+let around = sayNothing; // what error handlers and hooks wait for before they send
 let through = pool;
 
 // Listening applications, by framework. /away is on a pool without a server, /unparsed has no parser.
@@ -163,7 +164,10 @@ async function listenExpress(version) {
     idempotent(through, { scope: 'payments', tenant: null, log }, (q, client) => habit(q, client, res))(req, res, next);
   });
   app.post('/away', idempotent(away, { scope: 'payments', tenant: null, log }, async () => ({})));
-  app.use((error, req, res, next) => res.status(500).json({ error: error.message }));
+  app.use(async (error, req, res, next) => {
+    if (around !== sayNothing) await around();
+    res.status(500).json({ error: error.message });
+  });
   return new Promise((resolve) => { const server = app.listen(0, '127.0.0.1', () => resolve(server)); });
 }
 
@@ -185,6 +189,7 @@ const frameworks = {
     });
     fastify.post('/away', idempotent(away, { scope: 'payments', tenant: null, log }, async () => ({})));
     fastify.setErrorHandler((error, request, reply) => reply.code(500).send({ error: error.message }));
+    fastify.addHook('onSend', async () => { await around(); });
     await fastify.listen({ host: '127.0.0.1', port: 0 });
     return fastify.server;
   },
@@ -625,6 +630,28 @@ for (const [name, listen] of Object.entries(frameworks)) {
       source().pipe(response_);
       await turn().then(turn);
       assert.match((await warned).message, /is sent after COMMIT/);
+    });
+
+    await t.test('what a handler has not waited for sends nothing, while others do before they send', async () => {
+      around = () => sleep(60);
+      const later = (send, res = response_) => { sleep(30).then(() => send(res)); };
+      const ends = [
+        [() => later((res) => res.end('paid')), 500],
+        [() => later((res) => { res.writeHead(200); res.end('paid'); }), 500],
+        [() => later((res) => source().pipe(res)), 500],
+        [async (res) => { for (let n = 0; n < 10; n++) { res.write('paid'); await sleep(10); } }, 500],
+        [(_, reply) => { later((of) => of.status(201).header('x-failed', 'a').send('paid'), reply); throw new Failure('no'); }, 409],
+        [() => { later((res) => res.end('paid')); return { status: 201, body: 'stored' }; }, 201],
+      ];
+      const source = () => Readable.from(['paid']);
+      for (const [end, status] of ends) {
+        const { key, request } = operation();
+        habit = async (q, client, of) => { await pay(client, request); return end(response_, of); };
+        const { status: sent, headers, body } = await post('/habits', key, request);
+        assert.deepEqual([sent, headers['x-failed'], /paid/.test(body)], [status, undefined, false], String(end));
+        assert.equal(await effects(request), status === 201 ? 1 : 0);
+      }
+      around = sayNothing;
     });
 
     await t.test('status and headers that the handler sets on the response belong to the answer, once', async () => {
