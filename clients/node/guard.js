@@ -1,5 +1,6 @@
 'use strict';
 // The client that a function gets: all of it, except what would end the transaction it works in.
+const { setTimeout: sleep } = require('node:timers/promises');
 
 const NOT_YOURS = 'the operation and its answer are committed together: its function must not end, '
   + 'begin or prepare a transaction';
@@ -7,6 +8,11 @@ const NOT_ITS_CLIENT = 'the client belongs to the operation: its function must n
 const IGNORED = 'the transaction has ignored an error, and is rolled back';
 const OVER = 'the operation has ended, and its client with it';
 const ONE = 'a query of the operation must be one statement';
+const OPEN = 'a cursor, a stream or a COPY of the operation is still open';
+const LAST = 1_000; // milliseconds in which it ends if the function has not waited for its end
+
+// Clients on which nothing can follow, not even ROLLBACK, because something is still open.
+const blocked = new WeakSet();
 
 // Between the words may be comments.
 const ENDS = new RegExp('^(?:begin|start|commit|end|abort'
@@ -40,6 +46,7 @@ async function guarded(client, work) {
   let over = false;
   const { connection } = client;
   const notice = (message) => { status = message.status; };
+  const open = new Map(); // cursors and the like, with their ends
   const refuse = (message) => { mistake ??= new Error(message); return mistake; };
   let stop; // the work, which may not learn of its mistake: in a callback, nobody waits
   const stopped = new Promise((_, reject) => { stop = reject; });
@@ -48,6 +55,29 @@ async function guarded(client, work) {
     if (status === 'I') refuse(NOT_YOURS);
     if (mistake) throw mistake;
   };
+
+  function opened(submitted) {
+    open.set(submitted, new Promise((resolve) => {
+      for (const name of ['handleReadyForQuery', 'handleError']) {
+        const handle = submitted[name];
+        submitted[name] = function end(...of) {
+          open.delete(submitted);
+          resolve();
+          return handle?.apply(this, of);
+        };
+      }
+    }));
+  }
+
+  async function ended() {
+    if (open.size === 0) return;
+    const closed = new AbortController();
+    Promise.all(open.values()).then(() => closed.abort());
+    await sleep(LAST, undefined, { signal: closed.signal }).catch(() => {});
+    if (open.size === 0) return;
+    blocked.add(client);
+    for (const of of open.keys()) of.on?.('error', () => {}); // of the connection, which is closed
+  }
 
   // As the client's, with the extended protocol, which takes one statement per message: "ROLLBACK;
   // INSERT ..." would commit the INSERT before a client could notice.
@@ -61,6 +91,7 @@ async function guarded(client, work) {
     const { callback } = statement;
     if (refused) return rejected(refused, callback);
     if (!isSimple) statement.requiresPreparation = () => true;
+    if (isSimple) opened(config);
     if (isSubmittable) return client.query(config, ...more);
     statement.query_timeout = config.query_timeout;
     if (callback) return client.query(statement);
@@ -86,8 +117,14 @@ async function guarded(client, work) {
 
   connection?.prependListener('readyForQuery', notice); // before a callback goes on
   try {
-    const result = await Promise.race([work(lent), stopped]);
+    let result;
+    try {
+      result = await Promise.race([work(lent), stopped]);
+    } finally {
+      await ended();
+    }
     whole();
+    if (blocked.has(client)) throw new Error(OPEN);
     if (status === 'E') throw new Error(IGNORED);
     return result;
   } catch (error) {
@@ -107,4 +144,4 @@ function rejected(error, callback) {
   return refused;
 }
 
-module.exports = { IGNORED, guarded };
+module.exports = { IGNORED, OPEN, blocked, guarded };

@@ -5,7 +5,7 @@ const { randomUUID } = require('node:crypto');
 const {
   Failure, NotStored, asRefused, refusal, reported, reporter, thrown,
 } = require('./errors.js');
-const { IGNORED, guarded } = require('./guard.js');
+const { IGNORED, OPEN, blocked, guarded } = require('./guard.js');
 const {
   choose, claim, complete, expiry, fail, milliseconds, send,
 } = require('./statements.js');
@@ -103,6 +103,7 @@ async function operate(client, token, bound, work) {
     answer = answerOf(await guarded(client, work));
   } catch (failure) {
     if (!(failure instanceof Failure)) throw failure;
+    if (blocked.has(client)) throw new Error(OPEN, { cause: failure });
     const statements = [`ROLLBACK TO SAVEPOINT ${bound.savepoint}`, fail(token, failure)];
     const kept = await finish(client, bound, statements);
     return Object.assign(thrown(failure), kept);

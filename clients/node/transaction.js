@@ -4,7 +4,7 @@ const { setTimeout: sleep } = require('node:timers/promises');
 const {
   hook, isTransient, rethrowAsLost, rethrowAsUnreachable, retryAfter, sqlstate,
 } = require('./errors.js');
-const { IGNORED, guarded } = require('./guard.js');
+const { IGNORED, OPEN, blocked, guarded } = require('./guard.js');
 const { send } = require('./statements.js');
 const { filled, fromText, only, timer } = require('./values.js');
 
@@ -58,6 +58,10 @@ async function connected(pool, attempt) {
     return await attempt(client, conclude);
   } catch (error) {
     if (concluding) throw error;
+    if (!broken && blocked.has(client)) {
+      broken = new Error(OPEN);
+      throw error;
+    }
     if (isGivenUp(client, error)) broken ??= error;
     else await send(client, 'ROLLBACK').catch((failed) => { broken ??= failed; });
     return broken ? rethrowAsLost(error) : Promise.reject(error);

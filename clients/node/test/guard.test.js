@@ -2,6 +2,7 @@
 // A handler that does what it should not: its effect and its record are committed together, or nothing
 // of both, and the caller gets an error that says what it must not do.
 const assert = require('node:assert/strict');
+const { EventEmitter } = require('node:events');
 const { after, test } = require('node:test');
 const { Client, Pool, Query } = require('pg');
 const { Failure, idempotent, lease, run, transaction } = require('pg-idem');
@@ -12,6 +13,25 @@ after(finish);
 const quiet = () => {};
 const insert = (client, { amount }) => client.query('INSERT INTO payment (amount) VALUES ($1)', [amount]);
 const NOT_YOURS = /its function must not end, begin or prepare a transaction/;
+
+// A COPY as a stream of it has it: the connection is its own until it ends.
+class Copy extends EventEmitter {
+  text = 'COPY payment (amount) FROM STDIN';
+
+  submit(connection) { this.connection = connection; connection.query(this.text); }
+
+  handleCopyInResponse() { this.emit('open'); }
+
+  handleCommandComplete() {}
+
+  handleReadyForQuery() { this.emit('end'); }
+
+  handleError(error) { this.emit('error', error); }
+
+  end() { this.connection.endCopyFrom(); }
+
+  static open(client) { return new Promise((resolve) => { const copy = client.query(new Copy()); copy.on('open', () => resolve(copy)); }); }
+}
 
 // Statements that end a transaction, begin or prepare one, alone; and two at once.
 const ENDS = ['ROLLBACK', 'rollback work', 'ROLLBACK AND CHAIN', 'COMMIT', 'commit and chain', 'END', 'Abort', 'BEGIN',
@@ -58,6 +78,8 @@ const MISTAKES = {
     await new Promise((resolve) => { client.query(new Query(insertion, resolve)); });
   }, /has ignored an error/],
   'prepare behind a comment': [async (client) => { await client.query("PREPARE/* it */TRANSACTION 'x'").catch(quiet); }, NOT_YOURS],
+  'a COPY that is left open': [async (client) => { await insert(client, client.about); await Copy.open(client); }, /still open/],
+  'an error in a COPY': [async (client) => { await insert(client, client.about); await Copy.open(client); throw new Error('of its own'); }, /of its own/],
   'release in a callback': [(client) => new Promise((resolve) => {
     client.query('SELECT 1', () => { client.release(); resolve({}); });
   }), /must not release it/],
@@ -87,6 +109,18 @@ for (const [call, how] of Object.entries(CALLS)) {
     await settled(pool);
   });
 }
+
+test('what is left open holds neither the key nor a connection', async () => {
+  const { key, request } = operation();
+  const narrow = new Pool({ max: 1 });
+  const once = (work) => run(narrow, { scope: 'payments', key, request }, async (client) => { await insert(client, request); await work(client); });
+  await assert.rejects(once(async (client) => { await Copy.open(client); throw new Failure('no'); }), /still open/);
+  assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+  await assert.rejects(once(async (client) => { (await Copy.open(client)).on('error', quiet).connection.sendCopyFail('no'); }), /ignored/);
+  await once(async (client) => { (await Copy.open(client)).end(); }); // its end need not be waited for
+  assert.deepEqual([await effects(request), await state(key)], [1, 'completed']);
+  await narrow.end();
+});
 
 test('what a handler may do', async () => {
   const { key, request } = operation();
