@@ -1,7 +1,7 @@
 'use strict';
 // Takes leased operations that others left, and finishes them.
 const { setTimeout: sleep } = require('node:timers/promises');
-const { hook, isTransient, reported, reporter, sqlstate } = require('./errors.js');
+const { hook, reported, reporter, sqlstate } = require('./errors.js');
 const { Lease, leased } = require('./lease.js');
 const statements = require('./statements.js');
 const { single } = require('./transaction.js');
@@ -16,7 +16,9 @@ const DEFAULTS = {
 };
 const OPTIONS = ['scope', 'lease', 'tenant', 'records', 'backoff', 'retry', 'onEvent',
   ...Object.keys(DEFAULTS)];
-const CANCELED = '57014'; // by an administrator, or after statement_timeout
+// What waiting does not cure: of the scope, the tenant and the arguments, of privileges, and of the
+// role, the database or the schema.
+const HOPELESS = /^(?:ID0(?:07|08|13)|22|28|3[DF]|42)/;
 const LONGEST_PAUSE = 30_000; // milliseconds, after the server could not be asked
 
 class Worker {
@@ -67,7 +69,7 @@ class Worker {
           await this.#take();
           failures = 0;
         } catch (error) {
-          if (!isTransient(error) && sqlstate(error) !== CANCELED) throw error;
+          if (this.#pool.ending || HOPELESS.test(sqlstate(error))) throw error;
           hook(onError, error);
           await this.#pause(Math.min(LONGEST_PAUSE, 100 * 2 ** failures++));
         }

@@ -508,6 +508,31 @@ test('SIGTERM ends the process when its workers have stopped; a mistake ends it 
   assert.deepEqual([denied.status, /permission denied/.test(denied.said)], [1, true]);
 });
 
+test('a worker survives what its next call may not meet again', async () => {
+  for (const [code, severity, ends] of [['XX000', 'ERROR', false], ['54001', 'ERROR', false], [undefined, undefined, false],
+    ['42501', 'ERROR', true], ['28P01', 'FATAL', true]]) {
+    const failure = Object.assign(new Error('no token for a password'), { code, severity });
+    const failing = [failure];
+    const told = [];
+    const faulty = { connect: async () => { if (failing.length) throw failing.pop(); return pool.connect(); } };
+    const finisher = worker(faulty, { scope: 'left', wait: 100, onError: (error) => told.push(error) }, payment);
+    if (ends) await assert.rejects(finisher.finished, failure, code);
+    else await assertFinishes(finisher);
+    assert.deepEqual(told, ends ? [] : [failure]);
+  }
+  const own = new Pool();
+  const ended = assert.rejects(worker(own, { scope: 'left', wait: 100 }, payment).finished, /after calling end/);
+  await own.end();
+  await ended;
+});
+
+async function assertFinishes(finisher) {
+  const called = begun({ scope: 'left', backoff: { base: 0 } });
+  await assert.rejects(lease(pool, called, async () => { throw new Error('down'); }));
+  await Promise.race([until(async () => await state(called.key, 'left') === 'completed'), finisher.finished]);
+  await finisher.stop();
+}
+
 test('the events of a lease and of a worker', async () => {
   const events = [];
   const onEvent = ({ type, key, error, seconds }) => events.push([type, key, error?.message, seconds >= 0]);
