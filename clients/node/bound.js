@@ -40,6 +40,9 @@ const uploads = ({ file, files }) => [file, files].filter((of) => of && typeof o
 
 async function uploaded(file) {
   const { fieldname, originalname, mimetype, buffer, path } = file;
+  if (typeof fieldname !== 'string') { // it and the other fields would not be bound
+    throw new Error('a file cannot be bound to the key: another parser than multer has made it');
+  }
   if (!buffer && !path) {
     throw new Error(`the file of "${fieldname}" cannot be bound to the key: `
       + 'it has neither a buffer nor a path');

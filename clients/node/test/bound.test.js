@@ -89,6 +89,10 @@ for (const name of ['express', 'express4']) {
       route('/map', (req, res, next) => { req.body = new Map(Object.entries(req.body)); next(); });
       route('/view', (req, res, next) => { req.body = new DataView(new TextEncoder().encode(JSON.stringify(req.body)).buffer); next(); });
       route('/elsewhere', async (req, res, next) => { req.xml = await raw(req); next(); });
+      route('/formidable', async (req, res, next) => { // its fields are elsewhere
+        Object.assign(req, { body: {}, fields: { text: await raw(req) }, files: { doc: { name: 'a', path: __filename } } });
+        next();
+      });
     });
     await isSame(`${base}/`, json('{"a":1,"b":[1,2]}'), json(' { "b": [1.0, 2], "a": 1e0 }'));
     await isSame(`${base}/`, json({ a: 1 }), json({ a: 1 }, { 'content-encoding': 'gzip', body: zlib.gzipSync('{"a":1}') }));
@@ -113,6 +117,7 @@ for (const name of ['express', 'express4']) {
     await isRefused(`${base}/`, { body: new TextEncoder().encode('a') }, /the request \(Content-Type: none\)/);
     await isUnstorable(`${base}/`);
     await isRefused(`${base}/elsewhere`, { body: '<a/>', type: 'application/xml' }, /nothing has parsed the body/);
+    await isRefused(`${base}/formidable`, form('a'), /a file cannot be bound to the key/);
     await isRefused(`${base}/map`, json({ a: 1 }), /the request must be JSON, which has no Map/);
     await isSame(`${base}/view`, json({ a: 1 }), json({ a: 1 }));
     await isOther(`${base}/view`, json({ a: 1 }), json({ a: 2 }));
