@@ -2,7 +2,7 @@
 // For the caller of an HTTP API with idempotency keys: one key for each intent, kept over retries.
 const { randomBytes } = require('node:crypto');
 const { setTimeout: sleep } = require('node:timers/promises');
-const { Refused } = require('./errors.js');
+const { Refused, hook } = require('./errors.js');
 const { filled, only, timer } = require('./values.js');
 
 const DEFAULTS = {
@@ -67,7 +67,7 @@ class Intent {
         if (error) throw error;
         return response;
       }
-      onRetry(response ?? error, attempt, delay);
+      hook(onRetry, response ?? error, attempt, delay);
       await sleep(timer(delay), undefined, { signal: init.signal ?? undefined });
     }
   }

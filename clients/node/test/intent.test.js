@@ -147,6 +147,8 @@ test('the last answer is returned and the last error is thrown', async () => {
   const seen = [];
   const onRetry = (reason, attempt, delay) => seen.push([reason.status ?? reason.name, attempt, delay >= 0]);
   assert.equal((await sent(Array(9).fill([503]), { attempts: 3, onRetry })).status, 503);
+  const broken = () => { throw new Error('of the hook'); };
+  for (const hook of [broken, async () => broken()]) assert.equal((await sent([[503], [201]], { onRetry: hook })).status, 201);
   for (const status of [409, 503]) { // 409: in progress, or undecided
     assert.equal((await sent([[status, { 'retry-after': '60' }]], { deadline: 1_000 })).status, status);
     assert.equal(requests.length, 1);
