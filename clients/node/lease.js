@@ -33,6 +33,7 @@ class Lease {
   #failed; // { error } that a call of this attempt has thrown, and that the work may swallow
   #names = new Set(); // of the steps that this attempt has begun
   #running = new Map(); // steps, and their names
+  #completing = []; // calls of complete()
   #saving = Promise.resolve();
   #abort = new AbortController();
 
@@ -99,9 +100,13 @@ class Lease {
     return key;
   }
 
-  // Completes the operation with the answer of effect(client), in one transaction with it.
+  // Completes the operation with the answer of effect(client), in one transaction with it. An error
+  // that the work does not wait for fails the attempt, and ends no process.
   complete(effect) {
-    return this.#noted(() => this.#complete(effect));
+    const completing = this.#noted(() => this.#complete(effect));
+    completing.catch(() => {});
+    this.#completing.push(completing);
+    return completing;
   }
 
   async #complete(effect) {
@@ -139,7 +144,7 @@ class Lease {
       if (typeof this.#results !== 'object' || Array.isArray(this.#results)) {
         throw new TypeError('the recovery point of the operation is not one of steps');
       }
-      const answer = await work(this);
+      const answer = await this.#work(work);
       if (this.#answer) return this.#answer;
       if (this.#failed) throw this.#failed.error;
       return await this.complete(() => answer);
@@ -149,6 +154,15 @@ class Lease {
     } finally {
       this.#stop();
       for (const step of this.#running.keys()) step.catch(() => {}); // its error ends no process
+    }
+  }
+
+  // To the end of what it may not have waited for: the operation must not end otherwise.
+  async #work(work) {
+    try {
+      return await work(this);
+    } finally {
+      await Promise.allSettled(this.#completing);
     }
   }
 

@@ -178,6 +178,27 @@ test('an error of a call of the lease is forgotten when the operation is complet
   assert.equal(await state(optional.key, 'charges'), 'completed');
 });
 
+test('the operation ends as a call of complete() does that nothing waits for', async () => {
+  const slow = () => { // a connection for the second transaction, which is that of complete()
+    let count = 0;
+    return { connect: async () => { if (++count === 2) await sleep(100); return pool.connect(); } };
+  };
+  for (const from of [pool, slow()]) {
+    const called = begun();
+    const { response } = await lease(from, called, async (held) => { payment(held); });
+    assert.deepEqual([await effects(called.request), typeof response.payment], [1, 'string']);
+  }
+  const fail = (held) => { held.complete(async (client) => { await pay(client, held.request); await client.query('SELECT 1 / 0'); }); };
+  for (const work of [async (held) => { fail(held); return { response: 'paid' }; }, async (held) => { fail(held); await sleep(100); }]) {
+    const called = begun();
+    await assert.rejects(lease(pool, called, work), /division by zero/);
+    assert.deepEqual([await effects(called.request), await state(called.key, 'charges')], [0, 'in_progress']);
+  }
+  const called = begun();
+  await assert.rejects(lease(slow(), called, async (held) => { payment(held); throw new Failure('no'); }), /was completed before/);
+  assert.deepEqual([await effects(called.request), await state(called.key, 'charges')], [1, 'completed']);
+});
+
 test('an error that the work of a worker swallows does not complete the operation', async () => {
   const [left] = await abandon(1);
   const errors = [];
