@@ -523,8 +523,10 @@ class Psycopg(Outcomes, PaymentTest):
     def test_an_operation_needs_a_transaction_of_its_own(self):
         with connect() as connection, connection.transaction():
             payments = Idempotency(lambda: contextlib.nullcontext(connection))
-            with self.assertRaisesRegex(RuntimeError, "open transaction"):
-                payments.run("payments", new_key(), {"amount": 1}, lambda connection: None)
+            for way in (partial(payments.run, "payments", new_key(), {"amount": 1}),
+                        payments.transaction):
+                with self.subTest(way), self.assertRaisesRegex(RuntimeError, "open transaction"):
+                    way(lambda connection: None)
 
     def test_the_modes_of_the_connection_are_those_of_the_transaction(self):
         with psycopg.connect() as connection:
@@ -719,6 +721,19 @@ class PsycopgAsync(Outcomes, PaymentTest):
         first, again = asyncio.run(twice(new_key()))
         self.assertEqual(first, again)
 
+    def test_an_operation_needs_a_transaction_of_its_own(self):
+        async def work(connection):
+            pass
+
+        async def main():
+            async with aconnect() as connection, connection.transaction():
+                payments = AsyncIdempotency(lambda: contextlib.nullcontext(connection))
+                for way in (partial(payments.run, "payments", new_key(), {}),
+                            payments.transaction):
+                    with self.subTest(way), self.assertRaisesRegex(RuntimeError, "open transact"):
+                        await way(work)
+        asyncio.run(main())
+
     def test_cancellation_rolls_back(self):
         key = new_key()
 
@@ -772,6 +787,21 @@ class SQLAlchemyCore(Outcomes, PaymentTest):
         self.assertEqual([answer.replayed for answer in asyncio.run(twice())], [False, True])
         self.assertEqual(effects(key), 1)
 
+    def test_a_transaction_that_is_not_committed_is_no_success(self):
+        for connect in self.not_committing():
+            key, payments = new_key(), pg_idem.sqlalchemy.Idempotency(connect, retry=IMPATIENT)
+
+            def work(connection):
+                connection.execute(sqlalchemy.text(
+                    "INSERT INTO payment (key, amount) VALUES (:key, 1)"), {"key": key})
+            for way in (partial(payments.run, "payments", key, {}), payments.transaction):
+                with self.subTest(way), self.assertRaisesRegex(RuntimeError, "rolled back"):
+                    way(work)
+            self.assertEqual(effects(key), 0)
+
+    def not_committing(self):
+        return [self.engine.connect]
+
     def test_an_error_of_sqlalchemy_says_when_to_come_back(self):
         key = new_key()
         with held(key, "{}"), self.assertRaises(sqlalchemy.exc.DBAPIError) as raised:
@@ -787,6 +817,24 @@ class SQLAlchemyCore(Outcomes, PaymentTest):
 @unittest.skipUnless(sqlalchemy, "SQLAlchemy is not installed")
 class SQLAlchemyORM(SQLAlchemyCore):
     connect = property(lambda self: sqlalchemy.orm.sessionmaker(self.engine, future=True).begin)
+
+    def not_committing(self):
+        return [sqlalchemy.orm.sessionmaker(self.engine, future=True)]
+
+    def test_a_session_that_its_owner_commits(self):
+        @contextlib.contextmanager
+        def scope():
+            session = sqlalchemy.orm.sessionmaker(self.engine, future=True)()
+            try:
+                yield session
+                session.commit()
+            finally:
+                session.close()
+        key, payments = new_key(), pg_idem.sqlalchemy.Idempotency(scope)
+        for replayed in (False, True):
+            answer = payments.run("payments", key, {}, lambda session: session.execute(
+                sqlalchemy.text(INSERT.replace("%(amount)s", "1"))).scalar())
+            self.assertEqual((answer.replayed, effects(key)), (replayed, 1))
 
     def test_what_the_session_has_not_flushed_is_part_of_the_operation(self):
         class Base:
@@ -879,6 +927,15 @@ class DjangoORM(Outcomes, PaymentTest):
     def test_an_operation_within_a_transaction_is_refused(self):
         from django.db import transaction
         with transaction.atomic(), self.assertRaises(RuntimeError):
+            self.pay(new_key(), {"amount": 1})
+
+    def test_without_autocommit_nothing_would_be_committed(self):
+        from django.db import connection
+        connection.close()
+        self.addCleanup(connection.close)
+        self.addCleanup(connection.settings_dict.update, AUTOCOMMIT=True)
+        connection.settings_dict["AUTOCOMMIT"] = False
+        with self.assertRaisesRegex(RuntimeError, "autocommit"):
             self.pay(new_key(), {"amount": 1})
 
 

@@ -34,8 +34,11 @@ class Idempotency(sync.Framework):
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
+        own = connections[self.using]
+        if not (own.in_atomic_block or own.get_autocommit()):
+            raise RuntimeError("Django does not commit its transactions without autocommit")
         with self.connect():
-            yield connections[self.using]
+            yield own
 
     def effect(self, connection: Any,
                body: Callable[[Any], flow.Steps[Any]]) -> flow.Steps[Any]:

@@ -22,9 +22,15 @@ class Idempotency(sync.Framework):
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
+        undone: list[Any] = []
         with self.connect() as connection:
-            self._engine = _connection_of(connection).engine
+            of = _connection_of(connection)
+            self._engine = of.engine
+            event.listen(of, "rollback", undone.append)  # as long as the connection lives
             yield connection
+        if undone or connection.in_transaction():  # as after Engine.connect, and sessionmaker()
+            raise RuntimeError("the transaction was rolled back or left open, which connect must"
+                               " commit, as Engine.begin and sessionmaker.begin do")
 
     def renewing(self) -> Any:
         if self._renewals is None:
