@@ -572,6 +572,26 @@ class Psycopg(Leases, Logins, LeaseTest):
                 lease.check()
             lease.complete()
 
+    def test_a_renewal_connects_as_the_pool(self):
+        busy = threading.Lock()
+
+        class Pool:
+            kwargs = {"autocommit": True, "row_factory": psycopg.rows.dict_row}
+
+            def _configure(self, connection):
+                connection.execute("SELECT 1 AS one").fetchone()["one"]
+
+            @contextlib.contextmanager
+            def connection(self):
+                with busy, psycopg.connect(**self.kwargs) as made:
+                    yield made
+        payments = Idempotency(Pool().connection)
+        with payments.lease("leased", new_key(), {"amount": 1}, lease=1.5) as lease:
+            with busy:
+                time.sleep(3)
+                lease.check()
+            lease.complete()
+
     def test_events(self):
         seen, key = [], new_key()
         payments = Idempotency(connect, wait=0.0, on_event=seen.append)
@@ -772,16 +792,19 @@ class PsycopgAsync(LeaseTest):
         configured = []
 
         class Pool:
+            kwargs = {"autocommit": True, "row_factory": psycopg.rows.dict_row}
+
             async def _configure(self, connection):
-                configured.append(connection)
+                cursor = await connection.execute("SELECT 1 AS one")
+                configured.append((await cursor.fetchone())["one"])
 
             def connection(self):
                 return aconnect()
 
         async def main():
             payments = AsyncIdempotency(Pool().connection)
-            async with payments.lease("leased", new_key(), {}, lease=0.5) as lease:
-                await asyncio.sleep(1)
+            async with payments.lease("leased", new_key(), {}, lease=1.5) as lease:
+                await asyncio.sleep(2)
                 await lease.complete()
         asyncio.run(main())
         self.assertTrue(configured)

@@ -51,8 +51,9 @@ class AsyncIdempotency(flow.Operations[AsyncLease]):
     @asynccontextmanager
     async def renewing(self) -> AsyncIterator[Any]:
         from psycopg import AsyncConnection
-        async with await AsyncConnection.connect(**(self.like or {})) as connection:
-            configure = drivers.configure_of(self.connect)
+        configure, arguments = drivers.of_pool(self.connect)
+        arguments = {**arguments, **(self.like or {})}
+        async with await AsyncConnection.connect(**arguments) as connection:
             if configure is not None:
                 await configure(connection)
             await connection.set_autocommit(True)

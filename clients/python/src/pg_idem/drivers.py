@@ -100,9 +100,12 @@ def _isolation(level: Any) -> str:
             4: "READ UNCOMMITTED"}[level]
 
 
-def configure_of(connect: Any) -> Any:
-    """What a pool of psycopg 3 does with each new connection, such as SET ROLE; else None."""
-    return getattr(getattr(connect, "__self__", None), "_configure", None)
+def of_pool(connect: Any) -> tuple[Any, dict[str, Any]]:
+    """What a pool of psycopg 3 does with each new connection, such as SET ROLE, or None; and with
+    which arguments it connects, such as autocommit and row_factory."""
+    pool = getattr(connect, "__self__", None)
+    arguments = getattr(pool, "kwargs", None)
+    return getattr(pool, "_configure", None), arguments if isinstance(arguments, dict) else {}
 
 
 _PARAMETERS = weakref.WeakKeyDictionary[Any, dict[str, Any]]()

@@ -56,8 +56,8 @@ class Idempotency(Blocking):
     @contextmanager
     def renewing(self) -> Iterator[Any]:
         from psycopg import connect
-        with connect(**(self.like or {})) as connection:
-            configure = drivers.configure_of(self.connect)
+        configure, arguments = drivers.of_pool(self.connect)
+        with connect(**{**arguments, **(self.like or {})}) as connection:
             if configure is not None:
                 configure(connection)
             connection.autocommit = True
