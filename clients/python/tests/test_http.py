@@ -863,6 +863,26 @@ class Django(Wsgi, PaymentTest):
         made.own = [path("payments", functools.wraps(view)(outer))]
         return made
 
+    def test_each_attempt_reads_the_request_as_it_was_sent(self):
+        from django.http import HttpResponse
+        from django.urls import path
+        from pg_idem.django import Idempotency, idempotent
+        for read in (json.load, lambda request: json.loads(request.read()),
+                     lambda request: json.loads(b"".join(request.readlines()))):
+            seen = []
+
+            def pay(request):
+                seen.append(read(request)["amount"])
+                self.payment.objects.create(amount=seen[-1])
+                if len(seen) == 1:
+                    raise psycopg.errors.SerializationFailure("lost")
+                return HttpResponse("paid", status=201)
+            app, key = app_of(self, self.app), new_key()
+            app.own = [path("payments", self.view_of(
+                idempotent(Idempotency(), "payments", tenant=None), pay, None))]
+            self.assertEqual((self.sent(app, key, b'{"amount": 10}')[0], seen, effects(key)),
+                             (201, [10, 10], 1))
+
     test_an_error_that_the_application_answers = None  # views of Django have no such handlers
 
     def test_an_answer_without_its_effect_is_never_sent(self):

@@ -158,6 +158,8 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
     outer, request = request, getattr(request, "_request", request)  # of REST framework
 
     def call(connection: Any) -> Response:
+        if isinstance(getattr(request, "_stream", None), io.BytesIO):  # of its body
+            request._stream.seek(0)
         for _, upload in _files(request):
             upload.seek(0)
         try:
@@ -229,6 +231,7 @@ def _exchange(route: Route, request: Any) -> Exchange:
     else:
         if not request._read_started:  # it may be longer than what request.body takes
             request._body = request.read()
+            request._stream = io.BytesIO(request._body)
         body = getattr(request, "_body", b"")
         form = [(name, value) for name, values in request.POST.lists() for value in values]
         for name, upload in _files(request):
