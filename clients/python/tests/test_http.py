@@ -2,7 +2,9 @@
 ../../conformance judges."""
 
 import asyncio
+import collections
 import contextlib
+import datetime
 import email.utils
 import functools
 import gc
@@ -13,6 +15,7 @@ import threading
 import time
 import types
 import unittest
+import uuid
 import warnings
 from unittest import mock
 
@@ -1167,6 +1170,32 @@ class Asgi(Contract, Routes):
         app.add_middleware(starlette.middleware.gzip.GZipMiddleware, minimum_size=10)
         return app_of(self, app)
 
+    def within(self, app, **more):
+        """The application in a middleware that adds to the scope of each request."""
+        async def outer(scope, *channels):
+            await app({**scope, **more}, *channels)
+        return app_of(self, outer)
+
+    def test_what_may_outlive_the_request_is_no_copy_in_another_attempt(self):
+        attempts = []
+
+        def act():
+            attempts.append(1)
+            if len(attempts) == 1:
+                raise psycopg.errors.SerializationFailure("lost")
+            return 201, {}, b"paid"
+        for name, value in {"jobs": collections.deque(), "jobs of each": ([],),
+                            "user": types.SimpleNamespace()}.items():  # as of a lifespan
+            attempts, key = [], new_key()
+            app = self.within(self.once(act).app, state={name: value})
+            with self.subTest(name), self.assertLogs("pg_idem", "ERROR"):
+                self.assertEqual([self.sent(app, key)[0] for _ in range(2)], [503, 201])
+            self.assertEqual((len(attempts), effects(key)), (2, 1))
+        attempts, key = [], new_key()
+        app = self.within(self.once(act).app, state={
+            "id": uuid.uuid4(), "at": datetime.datetime.now(), "user": "a", "roles": ("b", 1)})
+        self.assertEqual((self.sent(app, key)[0], len(attempts), effects(key)), (201, 2, 1))
+
     def test_an_upload_without_a_parser_is_bound_by_its_bytes(self):
         app, key = self.once(), new_key()
         with mock.patch("starlette.requests.parse_options_header", None), \
@@ -1496,6 +1525,25 @@ class FastAPI(Asgi, PaymentTest):
         self.assertEqual([self.sent(made, key)[0] for _ in range(2)], [201, 201])
         self.assertEqual(self.sent(made, key, b"other")[0], 422)
         self.assertEqual(effects(key), 1)
+
+    def test_dependencies_of_each_attempt_find_the_request_as_it_was(self):
+        app, session, found = fastapi.FastAPI(), {"nonces": [1]}, []
+        app.router.route_class = pg_idem.fastapi.IdempotentRoute
+        once = pg_idem.fastapi.idempotent(AsyncIdempotency(aconnect), "payments", tenant=None)
+
+        def nonce(request: fastapi.Request):
+            return request.session["nonces"].pop()
+
+        @app.post("/payments", status_code=201)
+        async def pay(nonce=fastapi.Depends(nonce), connection=fastapi.Depends(once)):
+            found.append(nonce)
+            await connection.execute(INSERT, (1,))
+            if len(found) == 1:
+                raise psycopg.errors.SerializationFailure("lost")
+        key = new_key()
+        self.assertEqual((self.sent(self.within(app, session=session), key)[0], effects(key)),
+                         (201, 1))
+        self.assertEqual((found, session), ([1, 1], {"nonces": []}))
 
     def test_the_class_of_the_route_is_needed(self):
         app = fastapi.FastAPI()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
 import gc
 import hashlib
 import json
@@ -22,7 +23,9 @@ import time
 import uuid
 import zlib
 from dataclasses import dataclass, field
+from decimal import Decimal
 from email.utils import format_datetime
+from enum import Enum
 from http import HTTPStatus
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Callable, Collection, Iterable, Optional, Sequence, Union
@@ -171,12 +174,14 @@ class Route:
 class Initial:
     """What a request holds before its first attempt. `states` are the dicts that a handler may
     change. They are copied with the objects in them, such as the user, except for those `shared`.
-    What cannot be copied cannot be restored."""
+    What cannot be copied cannot be restored, nor can changes of what is `lasting`: others know it
+    and would not see those of a copy."""
 
-    def __init__(self, states: Sequence[dict[str, Any]], shared: Iterable[Any]) -> None:
+    def __init__(self, states: Sequence[dict[str, Any]], shared: Iterable[Any],
+                 lasting: Iterable[Any] = ()) -> None:
         self._states, self._shared = states, {id(each): each for each in shared}
         self._found: Optional[list[dict[str, Any]]] = None
-        if self._is_data():
+        if all(map(_is_constant, lasting)) and self._is_data():
             with contextlib.suppress(Exception):
                 self._found = self._copy_of(states)
 
@@ -213,6 +218,13 @@ class Initial:
 
 _MOST_OBJECTS = 10_000
 _NEVER_COPIED = (type, FunctionType, BuiltinFunctionType, ModuleType)
+_CONSTANT = (*_NEVER_COPIED, str, bytes, int, float, complex, type(None), Decimal, uuid.UUID, Enum,
+             datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, _CONSTANT) or (
+        type(value) in (tuple, frozenset) and all(map(_is_constant, value)))
 
 
 def states_of(session: Any) -> list[dict[str, Any]]:
@@ -228,8 +240,8 @@ class _Repeat(Retry):
     exchange: Optional[Exchange] = None
 
     def pause(self, error: BaseException, attempt: int, elapsed: float) -> Optional[float]:
-        initial = self.exchange and self.exchange.initial
-        if initial and not initial.copied:
+        exchange = self.exchange
+        if exchange and exchange.attempts and exchange.initial and not exchange.initial.copied:
             return None
         return super().pause(error, attempt, elapsed)
 
@@ -249,7 +261,8 @@ class Exchange:
     length: int = 0  # of the body, as the client says
     states: Sequence[dict[str, Any]] = ()  # with those shared, as of Initial
     shared: Sequence[Any] = ()
-    initial: Optional[Initial] = field(default=None, init=False)  # since the first attempt
+    initial: Optional[Initial] = None  # since the first attempt, or before
+    attempts: int = field(default=0, init=False)
     # Of the attempt that is running, or that has been committed.
     response: Optional[Response] = field(default=None, init=False)
 
@@ -304,8 +317,9 @@ class Exchange:
         self.response = None  # that of the attempt before was rolled back
         if self.initial is None:
             self.initial = Initial(self.states, self.shared)
-        else:
+        elif self.attempts:
             self.initial.restore()
+        self.attempts += 1
         try:
             return self.judge((yield call(connection)))
         except Failure as failure:

@@ -67,7 +67,8 @@ class Operation:
 
     async def respond(self, request: Any, endpoint: Callable[[Any], Any]) -> Any:
         """The response of endpoint(request), which calls begin()."""
-        self.body, self.scope = await _read(request, self.route.max_body), request.scope
+        self.body = await _read(request, self.route.max_body)
+        self.initial = _initial(request.scope)  # dependencies run again, too
         while True:
             scope = {**request.scope, "state": dict(request.scope.get("state", {}))}
             attempt = type(request)(scope, _replay(self.body))
@@ -106,7 +107,7 @@ class Operation:
                 request.scope.get("query_string", b"").decode("latin-1"), self.body,
                 request.headers.get("content-type", ""),
                 request.headers.get("content-encoding", ""), await _form(request, self.body),
-                0, *_states(self.scope))
+                initial=self.initial)
             self.steps = http.respond(exchange, request.headers.getlist("idempotency-key"), request,
                                       Call, tenant)
             await self._move(functools.partial(self.steps.send, None), claims=True)
@@ -221,13 +222,14 @@ async def _finished(awaitable: Any) -> Optional[BaseException]:
     return cancelled
 
 
-def _states(scope: Any) -> tuple[list[dict[str, Any]], list[Any]]:
-    """What an endpoint may change, and what frameworks keep there."""
+def _initial(scope: Any) -> http.Initial:
+    """Of what an endpoint may change, without what frameworks keep there. What is in `state` may be
+    that of a lifespan, and so of all requests."""
     session = scope.get("session")
-    return [scope, *http.states_of(session)], [session, *(
+    return http.Initial([scope, *http.states_of(session)], [session, *(
         value for name, value in scope.items()
         if name in ("app", "router", "route", "endpoint", "extensions")
-        or name.startswith(("fastapi", "starlette", "pg_idem")))]
+        or name.startswith(("fastapi", "starlette", "pg_idem")))], scope.get("state", {}).values())
 
 
 def _path(scope: Any) -> str:
