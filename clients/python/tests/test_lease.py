@@ -1114,6 +1114,49 @@ print('returns')"""], cwd=HERE, stdout=subprocess.PIPE, text=True)
                 self.assertEqual(process.stdout.read(), "returns\n")
             self.assertEqual((process.returncode, state_of(key)), (0, "completed"))
 
+    def signalled(self, count, handler=None):
+        """Whether asynchronous workers have ended two seconds after a signal."""
+        async def main():
+            workers = [AsyncWorker(AsyncIdempotency(aconnect), "leased", None, wait=0.0)
+                       for _ in range(count)]
+            tasks = [asyncio.create_task(worker.run()) for worker in workers]
+            await asyncio.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            ended, _ = await asyncio.wait(tasks, timeout=2)
+            for worker in workers:
+                worker.stop()
+            await asyncio.gather(*tasks)
+            return len(ended)
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        if handler:
+            signal.signal(signal.SIGTERM, handler)
+        return asyncio.run(asyncio.wait_for(main(), 120))
+
+    def test_a_signal_stops_all_workers_of_a_loop(self):
+        self.assertEqual(self.signalled(2), 2)
+        self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+
+    def test_a_signal_of_the_server_around_it_is_left_to_the_server(self):
+        heard = []
+
+        def stop(*_):
+            heard.append(1)
+        self.assertEqual((self.signalled(1, stop), heard), (0, [1]))
+        self.assertIs(signal.getsignal(signal.SIGTERM), stop)
+
+    def test_a_worker_that_does_not_wait_pauses(self):
+        asked = []
+
+        def counted():
+            asked.append(1)
+            return contextlib.nullcontext(connection)
+        connection = connect()
+        self.addCleanup(connection.close)
+        end = time.monotonic() + 1
+        self.work_until(Worker(Idempotency(counted), "leased", None, wait=0.0),
+                        lambda: time.monotonic() > end)
+        self.assertLess(len(asked), 15)
+
     def test_async(self):
         keys = [self.abandon(n) for n in range(4)]
         running, most = [], []

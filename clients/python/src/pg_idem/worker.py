@@ -13,6 +13,7 @@ from .flow import Steps, log
 from .lease import AsyncLease, Lease, LeaseBase, Taken
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LEAST_WAIT = 0.1  # seconds between two calls that find nothing
 # What waiting does not cure: of the scope, the tenant and the arguments, and of privileges.
 _HOPELESS = ("ID007", "ID008", "ID013", "22", "42")
 
@@ -65,6 +66,10 @@ class WorkerBase:
     def _failed(self, lease: LeaseBase, error: BaseException) -> None:
         log.warning("attempt %d of %s failed: %r", lease.attempt, lease.key, error)
 
+    def _rest(self, sent: float) -> float:
+        """The seconds to wait where nothing is due, if the server did not wait."""
+        return max(0.0, sent + _LEAST_WAIT - time.monotonic())
+
     def _pause(self, error: Exception, failures: int) -> float:
         """The seconds to wait after the server could not be asked. Raises what waiting does not
         cure: an unknown scope, a missing privilege. A cancelled statement is no reason to end."""
@@ -109,7 +114,7 @@ class Worker(WorkerBase):
         while not self._stopping:
             if not slots.acquire(timeout=0.1):
                 continue
-            lease = None
+            lease, sent = None, time.monotonic()
             try:
                 lease = flow.run(self._taken(Lease))
                 failures = 0
@@ -120,6 +125,7 @@ class Worker(WorkerBase):
                 continue
             if lease is None:
                 slots.release()
+                self._sleep(self._rest(sent))
             else:
                 threading.Thread(target=self._work, args=(lease, slots), daemon=True,
                                  name=f"pg_idem worker of {self.scope}").start()
@@ -139,18 +145,36 @@ class Worker(WorkerBase):
             slots.release()
 
 
+_LISTENING: dict[int, list[AsyncWorker]] = {}  # a loop has one handler for each signal
+
+
+def _stop_all(number: int) -> None:
+    for worker in _LISTENING[number]:
+        worker.stop()
+
+
+def _is_free(number: int) -> bool:
+    """Whether the worker may handle the signal, in whose place asyncio may have put itself."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handler: Any = signal.getsignal(number)
+    return bool(_LISTENING.get(number)) or handler in (
+        signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler) or (
+        getattr(getattr(handler, "func", None), "__module__", "") == "asyncio.runners")
+
+
 class AsyncWorker(WorkerBase):
     """As Worker, for AsyncIdempotency and a coroutine function."""
 
     _ending = False
 
     async def run(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
-        """Returns after stop(). In the main thread, the signals stop it as well."""
-        loop = asyncio.get_running_loop()
-        main = threading.current_thread() is threading.main_thread()
-        handled = signals if main else ()
+        """Returns after stop(). In the main thread, the signals stop it as well, unless the process
+        handles them itself: a server stops its workers when it shuts down."""
+        handled = [number for number in signals if _is_free(number)]
         for number in handled:
-            loop.add_signal_handler(number, self.stop)
+            _LISTENING.setdefault(number, []).append(self)
+            asyncio.get_running_loop().add_signal_handler(number, _stop_all, number)
         running: set[asyncio.Task[None]] = set()
         try:
             await self._run(running)
@@ -158,7 +182,9 @@ class AsyncWorker(WorkerBase):
             if running:
                 await asyncio.wait(running, timeout=self.grace)
             for number in handled:
-                loop.remove_signal_handler(number)
+                _LISTENING[number].remove(self)
+                if not _LISTENING[number]:
+                    asyncio.get_running_loop().remove_signal_handler(number)
             self._ending = True
             for task in running:
                 task.cancel()
@@ -177,6 +203,7 @@ class AsyncWorker(WorkerBase):
             if len(running) >= self.concurrency:
                 await asyncio.wait(running, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
                 continue
+            sent = time.monotonic()
             try:
                 lease = await flow.run_async(self._taken(AsyncLease))
                 failures = 0
@@ -184,7 +211,9 @@ class AsyncWorker(WorkerBase):
                 await self._sleep(self._pause(error, failures))
                 failures += 1
                 continue
-            if lease is not None:
+            if lease is None:
+                await self._sleep(self._rest(sent))
+            else:
                 task = asyncio.create_task(self._work(lease))
                 running.add(task)
                 task.add_done_callback(running.discard)
