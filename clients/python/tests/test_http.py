@@ -1103,6 +1103,24 @@ class DjangoRest(Django):
                                 status=201)
         self.assert_stored(Pay)
 
+    def test_what_a_permission_has_read_is_bound(self):
+        from pg_idem.django import Idempotency, IdempotentMixin, idempotent as once
+        from rest_framework.response import Response
+        from rest_framework.views import APIView
+        payment = self.payment
+
+        class Pay(IdempotentMixin, APIView):
+            idempotent = once(Idempotency(), "payments", tenant=None, max_body=10_000)
+            initial = staticmethod(lambda request: request.data)
+
+            def post(self, request):
+                return Response({"paid": payment.objects.create(amount=1).pk, "of": request.data},
+                                status=201)
+        app, key = self.assert_stored(Pay)
+        self.assertEqual(self.sent(app, key, b'{"amount": 2}')[0], 422)
+        for length in (20_000, 3_000_000):  # the latter beyond DATA_UPLOAD_MAX_MEMORY_SIZE
+            self.assertEqual(self.sent(app, key, b'"%s"' % (b"1" * length))[0], 413)
+
     def test_each_attempt_reads_the_request_as_it_was_sent(self):
         from pg_idem.django import Idempotency, IdempotentMixin, idempotent as once
         from rest_framework.response import Response
@@ -1131,6 +1149,7 @@ class DjangoRest(Django):
         self.assertEqual((first[0], json.loads(first[2])["of"]), (201, {"amount": 1}))
         self.assertEqual((again[2], again[1]["content-type"], effects(key)),
                          (first[2], first[1]["content-type"], 1))
+        return app, key
 
 
 class Asgi(Contract, Routes):

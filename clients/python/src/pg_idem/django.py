@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import inspect
 import io
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Callable, Iterator, TypeVar, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.exceptions import RequestDataTooBig
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
@@ -126,6 +127,9 @@ class IdempotentMixin:
         dispatch: Any = super().dispatch  # type: ignore[misc]
         if request.method in http.SAFE:
             return type(self).idempotent(dispatch)(request, *args, **kwargs)
+        if request.META.get("CONTENT_LENGTH") and request.content_type != http.MULTIPART:
+            with suppress(RequestDataTooBig):  # is refused once it has authenticated
+                request.body  # a parser of REST framework would leave nothing to bind
         name = request.method.lower()
         method = getattr(self, name, None)
         if method is not None:
