@@ -52,6 +52,7 @@ sub follow_hint
 {
 	my ($check, %options) = @_;
 	my $hint = hint($check, %options);
+	$hint =~ s/^If no tool [^:]*: //;
 	$node->safe_psql('postgres', $_) for split /; |\. Then: |\n/, $hint;
 	return;
 }
@@ -640,12 +641,8 @@ like(health('record tables', column => 'status, detail'),
 follow_hint('record tables');
 sql('GRANT SELECT ON idem.secret TO granted WITH GRANT OPTION;
 	SET ROLE granted; GRANT SELECT ON idem.secret TO watcher');
-my ($of_granted, $of_watcher) = map { s/^If .*?: //r } split /\n/, hint('record tables');
-sql($of_watcher);
-is(sql(q{SELECT r, has_table_privilege(r, 'idem.secret', 'SELECT') FROM unnest('{granted,watcher}'::name[]) r}),
-	"granted|t\nwatcher|f", 'record tables: what a role has granted is revoked, and the role keeps what it has');
-sql($of_granted);
-is(health('record tables'), 'ok', 'record tables: cured');
+sql($_ =~ s/^If .*?: //r) for split /\n/, hint('record tables');
+is(health('record tables'), 'ok', 'record tables: cured, with what the role has granted');
 sql('DROP OWNED BY granted; DROP ROLE granted');
 
 # As after a restore in which one role was missing, so that the COPY of idem.scope failed.
