@@ -9,6 +9,8 @@ const IGNORED = 'the transaction has ignored an error, and is rolled back';
 const OVER = 'the operation has ended, and its client with it';
 const ONE = 'a query of the operation must be one statement';
 const OPEN = 'a cursor, a stream or a COPY of the operation is still open';
+const RUNNING = 'the function of the operation must wait for its queries: what follows one that is '
+  + 'still running would not be part of the operation';
 const LAST = 1_000; // milliseconds in which it ends if the function has not waited for its end
 
 // Clients on which nothing can follow, not even ROLLBACK, because something is still open.
@@ -47,6 +49,7 @@ async function guarded(client, work) {
   const { connection } = client;
   const notice = (message) => { status = message.status; };
   const open = new Map(); // cursors and the like, with their ends
+  const running = new Set(); // other queries
   const refuse = (message) => { mistake ??= new Error(message); return mistake; };
   let stop; // the work, which may not learn of its mistake: in a callback, nobody waits
   const stopped = new Promise((_, reject) => { stop = reject; });
@@ -94,10 +97,14 @@ async function guarded(client, work) {
     if (isSimple) opened(config);
     if (isSubmittable) return client.query(config, ...more);
     statement.query_timeout = config.query_timeout;
-    if (callback) return client.query(statement);
+    running.add(statement);
+    const sent = (tell) => {
+      statement.callback = (...of) => { running.delete(statement); tell(...of); };
+      return client.query(statement);
+    };
+    if (callback) return sent(callback);
     return new Promise((resolve, reject) => {
-      statement.callback = (error, result) => (error ? reject(error) : resolve(result));
-      client.query(statement);
+      sent((error, result) => (error ? reject(error) : resolve(result)));
     }).catch((error) => {
       Error.captureStackTrace(error); // as the client does it: where the function waits
       throw error;
@@ -125,6 +132,7 @@ async function guarded(client, work) {
     }
     whole();
     if (blocked.has(client)) throw new Error(OPEN);
+    if (running.size > 0) throw new Error(RUNNING);
     if (status === 'E') throw new Error(IGNORED);
     return result;
   } catch (error) {

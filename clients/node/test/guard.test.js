@@ -66,7 +66,14 @@ const MISTAKES = {
     client.query(query);
   }), NOT_YOURS],
   'an error that is swallowed': [async (client) => { await insert(client, client.about); await client.query('SELECT 1 / 0').catch(quiet); }, /has ignored an error/],
-  'an error that is not waited for': [async (client) => { await insert(client, client.about); client.query('SELECT 1 / 0').catch(quiet); }, /has ignored an error/],
+  'an error that is not waited for': [async (client) => { await insert(client, client.about); client.query('SELECT 1 / 0').catch(quiet); }, /must wait for its queries/],
+  'a query that is not waited for': [async (client) => { insert(client, client.about); }, /must wait for its queries/],
+  'queries that are not waited for, one after the other': [async (client) => {
+    [1, 2].forEach(async () => { await client.query('SELECT 1'); await insert(client, client.about).catch(quiet); });
+  }, /must wait for its queries/],
+  'a callback that is not waited for': [async (client) => {
+    client.query('SELECT 1', () => { insert(client, client.about).catch(quiet); });
+  }, /must wait for its queries/],
   'the savepoint, released': [async (client) => {
     await insert(client, client.about);
     await client.query('SAVEPOINT pg_idem');
