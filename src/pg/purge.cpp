@@ -66,19 +66,20 @@ struct KnownScope {
 struct Purge {
     TimestampTz now;
     PurgeLimits limits;
-    RecordBlock position;  // where the next step begins
-    Relation progress;     // the table idem.purge_progress
-    bool saves_progress;   // false: another step does
-    List* notes;           // what is in it, and what is to be
-    Relation records;      // the record table that is being read
-    bool rewrites;         // its answers may be removed
-    bool timed_out;        // reading it: what follows is for the next step
-    MemoryContext memory;  // for one row
+    RecordBlock position;   // where the next step begins
+    Relation progress;      // the table idem.purge_progress
+    bool saves_progress;    // false: another step does
+    List* notes;            // what is in it, and what is to be
+    Relation records;       // the record table that is being read
+    bool rewrites;          // its answers may be removed
+    std::int64_t deadline;  // by the steady clock: what follows is for the next step; 0: none
+    MemoryContext memory;   // for one row
     PurgeResult result;
     HashTable<std::int32_t, KnownScope> scopes;  // that exist, and that were dropped
 
     bool is_full() const {
-        return result.purged == limits.records || result.blocks == limits.blocks || timed_out;
+        return result.purged == limits.records || result.blocks == limits.blocks ||
+               (deadline != 0 && steady_now() >= deadline);
     }
 };
 
@@ -317,8 +318,7 @@ BlockNumber purge_stretch(Purge& purge, BlockNumber first, BlockNumber size) {
     const Oid table = RelationGetRelid(purge.records);
     BlockNumber next;
     ErrorData* error = read_stretch(purge, first, size, Rows::together, next);
-    purge.timed_out = is_cancelled(error);
-    if (error != nullptr && !purge.timed_out)
+    if (error != nullptr && !is_cancelled(error))
         error = read_stretch(purge, first, size, Rows::one_by_one, next);
     if (note(purge, record_block(table, first), record_block(table, next), error))
         warn_of_passed_rows(purge.records, first, error);
@@ -355,7 +355,7 @@ List* measure(Purge& purge, const List* tables) {
             if (relation == nullptr) return;
             if (is_subscribed(relation))
                 result.subscribed = true;
-            else
+            else if (!untrusted_trigger(relation))
                 result.all_blocks += RelationGetNumberOfBlocks(relation);
             table_close(relation, RowExclusiveLock);
             measured = true;
@@ -434,6 +434,8 @@ PurgeResult purge_step(TimestampTz now, const PurgeLimits& limits) {
     }
     learn_scopes(purge);
     purge.memory = AllocSetContextCreate(CurrentMemoryContext, "idem row", ALLOCSET_DEFAULT_SIZES);
+    if (limits.time_limit_ms > 0)
+        purge.deadline = steady_now() + std::int64_t{limits.time_limit_ms} * 1000;
     purge_tables(purge, readable);
     purge.result.next = purge.position;
     for_each_note(purge.notes, [tables](Note& note) {

@@ -25,8 +25,9 @@ namespace idem::pg {
 struct PurgeLimits {
     std::int64_t records;  // to purge
     std::int64_t blocks;   // to read
-    // The time that one pass over a stretch of a table may take, in milliseconds; 0: the session's
-    // own limits hold. For a process without a statement_timeout.
+    // The time that one pass over a stretch of a table may take, and after which no other stretch
+    // begins, in milliseconds; 0: the session's own limits hold. For a process without a
+    // statement_timeout.
     int time_limit_ms = 0;
     // Where to begin if an open transaction has purged, which keeps the position to itself.
     std::optional<RecordBlock> otherwise_from = std::nullopt;

@@ -353,6 +353,45 @@ $purging->quit;
 left('other_name', 0, 'and the rest when it has ended');
 configure_purge($node, 'idem.purge_naptime', '0');
 
+# A batch over many tables, each of which takes a while: the launcher ends what lasts for 20 seconds.
+$node->safe_psql('other_name', <<'SQL');
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.45); RETURN NULL; END';
+SELECT idem.create_record_table('slow_' || i) FROM generate_series(1, 5) i;
+DO $$ BEGIN FOR i IN 1 .. 5 LOOP EXECUTE format('CREATE TRIGGER slow AFTER DELETE ON slow_%1$s
+    FOR EACH ROW EXECUTE FUNCTION slow();
+  INSERT INTO slow_%1$s (digest, created, expires, scope, state, tenant, key)
+    SELECT gen_random_uuid(), now(), now(), 1, ''c'', '''', n FROM generate_series(1, 10) n', i);
+END LOOP; END $$;
+SQL
+set_conf('idem.purge_naptime' => '50ms');
+ok($node->poll_query_until('other_name', 'SELECT count(*) = 0 FROM slow_1'), 'a batch that takes long is committed');
+configure_purge($node, 'idem.purge_naptime', '0');
+$node->safe_psql('other_name', 'DROP FUNCTION slow() CASCADE; DROP TABLE slow_1, slow_2, slow_3, slow_4, slow_5');
+
+# A table that is left out does not keep a run going, which would last for two seconds.
+$node->safe_psql('other_name', <<'SQL');
+CREATE ROLE stranger;
+CREATE FUNCTION theirs() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+ALTER FUNCTION theirs() OWNER TO stranger;
+CREATE TRIGGER theirs AFTER DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION theirs();
+SQL
+fill('other_name', 1, '-1 second');
+set_conf('idem.purge_naptime' => '50ms');
+await_runs($node, 'other_name');
+my $longest = 0;
+for (1 .. 60)
+{
+	my $age = sql(q{SELECT extract(epoch FROM max(clock_timestamp() - backend_start)) FROM pg_stat_activity
+		WHERE backend_type = 'idem purger' AND datname = 'other_name'});
+	$longest = $age if $age ne '' && $age > $longest;
+	usleep(50_000);
+}
+cmp_ok($longest, '<', 1.5, 'no run lasts long for a table that it leaves out');
+is(records('other_name'), 1, 'which keeps its records');
+$node->safe_psql('other_name', 'DROP FUNCTION theirs() CASCADE');
+left('other_name', 0, 'until the trigger is gone');
+configure_purge($node, 'idem.purge_naptime', '0');
+
 # A session that watches for old transactions must not see the launcher, whose transactions are
 # short.
 my $watcher = $node->background_psql('postgres');
