@@ -47,10 +47,9 @@ bool only_explains() {
     return !analyze;
 }
 
-bool may_act_for(const char* role) {
+bool may_act_for(Oid caller, const char* role) {
     const Oid oid = get_role_oid(role, true);
-    return OidIsValid(oid) ? has_privs_of_role(GetOuterUserId(), oid)
-                           : superuser_arg(GetOuterUserId());
+    return OidIsValid(oid) ? has_privs_of_role(caller, oid) : superuser_arg(caller);
 }
 
 using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);
@@ -154,11 +153,13 @@ void require_tenant(const pg::Scope& scope, std::string_view tenant) {
 std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant) {
     if (scope.tenant_from == pg::TenantFrom::argument) return tenant;
     // The role that has logged in or was taken on by SET ROLE: inside a SECURITY DEFINER function
-    // it is the role that calls the function, not the function's owner.
-    const char* caller = GetUserNameFromId(GetOuterUserId(), false);
+    // it is the role that calls the function, not the function's owner. Not so where autovacuum, or
+    // another role, maintains a table and runs functions that the table's owner has put there.
+    const Oid role = InSecurityRestrictedOperation() ? GetUserId() : GetOuterUserId();
+    const char* caller = GetUserNameFromId(role, false);
     if (tenant.empty() || tenant == caller) return caller;
     const char* named = report::c_string(tenant);
-    if (!may_act_for(named))
+    if (!may_act_for(role, named))
         ereport(ERROR,
                 (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                  errmsg("permission denied for tenant \"%s\"", named),

@@ -206,6 +206,34 @@ for my $case (
 }
 sql('ALTER TABLE idem.record OWNER TO postgres; REVOKE ALL ON idem.record FROM app');
 
+# Where the tenant is the role, a function in an index of a tenant's own table runs when a superuser, or
+# autovacuum, analyzes that table. It gets no answer of another tenant, and its own.
+sql(<<'SQL');
+CREATE ROLE tenants;
+CREATE ROLE alice IN ROLE tenants;
+GRANT tenants TO app;
+SELECT idem.create_scope('accounts', tenant_from => 'role', owner => 'tenants');
+SET ROLE alice;
+SELECT idem.complete(token, '"of alice"') FROM idem.claim('accounts', 'k');
+SET ROLE app;
+SELECT idem.complete(token, '"of app"') FROM idem.claim('accounts', 'k');
+CREATE TABLE app.answer (tenant text, response jsonb);
+CREATE FUNCTION app.spy(tenant text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+  INSERT INTO app.answer SELECT tenant, response FROM idem.lookup('accounts', 'k', tenant => tenant);
+  EXCEPTION WHEN insufficient_privilege THEN INSERT INTO app.answer VALUES (tenant, to_jsonb(SQLSTATE)); END $$;
+CREATE FUNCTION app.spies(integer) RETURNS integer IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN
+  PERFORM app.spy(t) FROM unnest('{NULL,app,alice,postgres}'::text[]) t; RETURN $1; END $$;
+CREATE TABLE app.bait (i integer);
+CREATE INDEX ON app.bait (app.spies(i));
+INSERT INTO app.bait VALUES (1);
+TRUNCATE app.answer;
+RESET ROLE;
+ANALYZE app.bait;
+SQL
+is(sql('SELECT tenant, response FROM app.answer ORDER BY tenant'),
+	qq{alice|"42501"\napp|"of app"\npostgres|"42501"\n|"of app"}, 'a table that is analyzed shows no answers of others');
+sql(q{DROP TABLE app.bait; SELECT idem.drop_scope('accounts')});
+
 # One row whose new version an index refuses.
 for my $run (\&by_superuser, sub { by_worker(1) })
 {
