@@ -607,7 +607,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem_internal.tenant_in(s idem.scope, tenant text)
+-- A superuser, or autovacuum, that analyzes a table runs functions of the table's owner, who is the
+-- actor then: what a superuser may do, only a superuser's own code does.
+CREATE FUNCTION idem_internal.tenant_in(actor oid, s idem.scope, tenant text)
 RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -617,8 +619,9 @@ BEGIN
         RETURN tenant;
     ELSIF tenant IN ('', caller) THEN
         RETURN caller;
-    ELSIF EXISTS (SELECT FROM pg_roles AS r
-                  WHERE r.rolname = caller
+    ELSIF EXISTS (SELECT FROM pg_roles AS c
+                      JOIN pg_roles AS r ON r.oid = CASE WHEN c.rolsuper THEN actor ELSE c.oid END
+                  WHERE c.rolname = caller
                       AND (r.rolsuper
                            OR EXISTS (SELECT FROM pg_roles AS t
                                       WHERE t.rolname = tenant
@@ -1725,7 +1728,7 @@ BEGIN
             idem_internal.check_duration('wait', wait, true), idem_internal.check_key(key, type);
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.scope_to_write(caller, scope, function);
-    tenant := idem_internal.tenant_in(s, tenant);
+    tenant := idem_internal.tenant_in(caller, s, tenant);
     ttl := coalesce(idem_internal.fixed(ttl), s.fixed_ttl);
     lease := idem_internal.fixed(lease);
     wait := idem_internal.fixed(
@@ -2709,9 +2712,10 @@ BEGIN
     PERFORM idem_internal.check_duration('wait', wait, true);
     s := idem_internal.usable_scope(caller, scope, 'take');
     IF s.tenant_from = 'role' AND (meant IS NOT NULL OR NOT (
-        SELECT rolsuper FROM pg_roles WHERE rolname = idem_internal.outer_role()))
+        SELECT bool_and(rolsuper) FROM pg_roles
+        WHERE rolname = idem_internal.outer_role() OR oid = caller))
     THEN
-        meant := idem_internal.tenant_in(s, coalesce(meant, ''));
+        meant := idem_internal.tenant_in(caller, s, coalesce(meant, ''));
     END IF;
     LOOP
         SELECT * INTO r FROM idem.record AS x
@@ -2927,7 +2931,7 @@ BEGIN
     END LOOP;
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.scope_to_write(caller, scope, 'once_each');
-    tenant := idem_internal.tenant_in(s, tenant);
+    tenant := idem_internal.tenant_in(caller, s, tenant);
     bound := idem_internal.new_bound('365000 days');
     BEGIN
         FOR k IN
@@ -3120,7 +3124,7 @@ BEGIN
     PERFORM idem_internal.check_key(key, type);
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.usable_scope(caller, scope, 'lookup');
-    RETURN idem_internal.look_up(s, idem_internal.tenant_in(s, tenant), key, wait);
+    RETURN idem_internal.look_up(s, idem_internal.tenant_in(caller, s, tenant), key, wait);
 END
 $$;
 
@@ -3228,7 +3232,7 @@ BEGIN
     PERFORM idem_internal.check_key(key, type);
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.scope_to_write(caller, scope, 'cancel');
-    tenant := idem_internal.tenant_in(s, tenant);
+    tenant := idem_internal.tenant_in(caller, s, tenant);
     LOOP
         bound := idem_internal.lock_name(
             s, idem_internal.lock_id(s, tenant, key), key, bound);
@@ -3339,7 +3343,7 @@ BEGIN
     PERFORM idem_internal.check_source(source);
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.scope_to_write(caller, scope, 'advance');
-    tenant := idem_internal.tenant_in(s, tenant);
+    tenant := idem_internal.tenant_in(caller, s, tenant);
     LOOP
         SELECT w.seq, idem_internal.is_own(w.xmin) INTO mark, is_own FROM idem.watermark AS w
         WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, source);
@@ -3419,7 +3423,7 @@ BEGIN
     PERFORM idem_internal.check_source(source);
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.usable_scope(caller, scope, 'reset_stream');
-    tenant := idem_internal.tenant_in(s, tenant);
+    tenant := idem_internal.tenant_in(caller, s, tenant);
     PERFORM idem_internal.lock_name(
         s, idem_internal.lock_id(s, tenant, 'source' || E'\x1f' || source), source);
     SELECT w.seq INTO before FROM idem.watermark AS w

@@ -1171,7 +1171,7 @@ BEGIN
     PERFORM idem_internal.check_key(key, type);
     tenant := idem_internal.checked_tenant(tenant);
     s := idem_internal.usable_scope(caller, scope, function);
-    tenant := idem_internal.tenant_in(s, tenant);
+    tenant := idem_internal.tenant_in(caller, s, tenant);
     r := idem_internal.record_at_rest(s, tenant, key, function, true, function = 'revoke');
     now := clock_timestamp();
     IF function = 'forget' THEN
@@ -1268,7 +1268,7 @@ BEGIN
     tenant := idem_internal.checked_tenant(tenant);
     IF scope IS NOT NULL OR function = 'forget_tenant' THEN
         s := idem_internal.usable_scope(caller, scope, function);
-        tenant := idem_internal.tenant_in(s, tenant);
+        tenant := idem_internal.tenant_in(caller, s, tenant);
     ELSIF NOT pg_has_role(caller, (SELECT n.nspowner FROM pg_namespace AS n
                                    WHERE n.nspname = 'idem'), 'USAGE') THEN
         RAISE insufficient_privilege USING

@@ -47,9 +47,12 @@ bool only_explains() {
     return !analyze;
 }
 
+// What a superuser may do, only a superuser's own code does, not a SECURITY DEFINER function of
+// another role that the superuser calls.
 bool may_act_for(Oid caller, const char* role) {
+    const Oid actor = superuser_arg(caller) ? GetUserId() : caller;
     const Oid oid = get_role_oid(role, true);
-    return OidIsValid(oid) ? has_privs_of_role(caller, oid) : superuser_arg(caller);
+    return OidIsValid(oid) ? has_privs_of_role(actor, oid) : superuser_arg(actor);
 }
 
 using DigestOf = bool (*)(const core::QualifiedKey&, core::Digest&);

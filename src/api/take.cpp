@@ -117,8 +117,8 @@ enum Column {
 // Where tenants are roles, only superusers may act for every one.
 std::optional<std::string_view> permitted(const pg::Scope& scope,
                                           std::optional<std::string_view> tenant) {
-    if (!tenant &&
-        (scope.tenant_from == pg::TenantFrom::argument || superuser_arg(GetOuterUserId())))
+    if (!tenant && (scope.tenant_from == pg::TenantFrom::argument ||
+                    (superuser_arg(GetOuterUserId()) && superuser())))
         return std::nullopt;
     return tenant_in(scope, tenant.value_or(""));
 }

@@ -223,8 +223,12 @@ SELECT order_once('k'), order_once('k');
 SELECT order_once('k', 'idem_regress_acme');
 \echo :LAST_ERROR_SQLSTATE
 RESET ROLE;
--- a superuser may act for every tenant, and take() finds the operations of all
-SELECT order_once('k', 'idem_regress_acme'), order_once('k', 'anybody');
+-- a superuser may act for every tenant, but not in a function of another role; take() finds the operations of all
+SELECT order_once('k', 'idem_regress_acme');
+\echo :LAST_ERROR_SQLSTATE
+SELECT order_once('k', 'anybody');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.once('bound', 'k', tenant => 'idem_regress_acme'), idem.once('bound', 'k', tenant => 'anybody');
 SELECT tenant, key FROM idem.take('bound', lease => '1 microsecond');
 SELECT tenant FROM idem.take('bound', tenant => 'idem_regress_globex');
 SET ROLE idem_regress_shop;

@@ -231,7 +231,7 @@ RESET ROLE;
 ANALYZE app.bait;
 SQL
 is(sql('SELECT tenant, response FROM app.answer ORDER BY tenant'),
-	qq{alice|"42501"\napp|"of app"\npostgres|"42501"\n|"of app"}, 'a table that is analyzed shows no answers of others');
+	qq{alice|"42501"\napp|"of app"\npostgres|"42501"\n|"of app"}, 'a table that is analyzed shows no answer of others');
 sql(q{DROP TABLE app.bait; SELECT idem.drop_scope('accounts')});
 
 # One row whose new version an index refuses.
