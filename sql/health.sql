@@ -321,11 +321,12 @@ test (found, check_name, status, scope, detail, hint) AS (
             WHEN EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = 'idem.record'::regclass)
                 THEN 'The records arrive by subscription: purge them on the publisher.'
             WHEN v.standby THEN 'let the worker or idem.purge() purge them.'
-            ELSE CASE idem.edition()
-                     WHEN 'sql' THEN 'Run idem.purge() more often from cron.'
-                     ELSE 'If the purge worker runs but does not keep up, raise idem.purge_rate.'
-                 END
-                 || ' To purge them now, unless a tool copies them from another server: '
+            ELSE 'If a tool copies the records from another server, purge them there. If not, '
+                 || CASE idem.edition()
+                        WHEN 'sql' THEN 'run idem.purge() more often from cron.'
+                        ELSE 'raise idem.purge_rate if the purge worker does not keep up.'
+                    END
+                 || ' To purge them now, in short transactions: '
                     'DO ''BEGIN WHILE idem.purge(10000) = 10000 LOOP COMMIT; END LOOP; END'''
         END
     FROM (SELECT sum(expired) AS expired, min(expired_since) AS since, max(about) AS about
@@ -727,6 +728,8 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '2s'
 AS $$
+DECLARE
+    own_hint text;
 BEGIN
     RETURN QUERY SELECT * FROM idem_internal.findings(long_held);
 EXCEPTION
@@ -763,15 +766,18 @@ EXCEPTION
                                     AND y.typnamespace = 'idem'::regnamespace))
         ) AS l
             LEFT JOIN LATERAL unnest(l.pid || pg_blocking_pids(l.pid)) AS b (pid) ON true;
-    WHEN undefined_table THEN
+    -- The library raises the second, with a hint of its own.
+    WHEN undefined_table OR object_not_in_prerequisite_state THEN
+        GET STACKED DIAGNOSTICS own_hint = PG_EXCEPTION_HINT;
         RETURN QUERY
         SELECT
             'record tables',
             'fail',
             NULL::text,
             format('Nothing could be checked, and calls fail: %s.', SQLERRM),
-            'If the table was renamed or moved to another schema, give it its name back with ALTER '
-            'TABLE.';
+            coalesce(nullif(own_hint, ''),
+                     'If the table was renamed or moved to another schema, give it its name back '
+                     'with ALTER TABLE.');
 END
 $$;
 

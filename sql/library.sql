@@ -380,15 +380,15 @@ test (found, check_name, status, detail, hint) AS (
         (NOT v.preloaded, 'warn',
          'idem is not preloaded: no worker purges expired records, and there are no statistics.',
          'Add idem to shared_preload_libraries and restart the server. Until then, call '
-         'idem.purge() from cron.'),
+         'idem.purge() from cron, unless a tool copies the records from another server.'),
         (v.preloaded AND NOT v.standby AND NOT v.launched, 'fail',
          'idem is preloaded, but its launcher does not run: no worker purges expired records.',
          'Search the server log for "idem launcher". If the log says that there are too many '
          'background workers, raise max_worker_processes and restart the server.'),
         (v.preloaded AND NOT v.standby AND v.launched AND v.naptime = '0', 'warn',
          'idem.purge_naptime is 0: no worker purges expired records.',
-         'If no tool copies records from another server to this one: '
-         'ALTER SYSTEM SET idem.purge_naptime = ''10s''. Then: SELECT pg_reload_conf()')
+         'If a tool copies the records from another server, wait until clients use this one. If '
+         'not: ALTER SYSTEM SET idem.purge_naptime = ''10s''. Then: SELECT pg_reload_conf()')
     ) AS f (found, status, detail, hint)
 
     UNION ALL
