@@ -51,8 +51,7 @@ sub hint
 sub follow_hint
 {
 	my ($check, %options) = @_;
-	my $hint = hint($check, %options);
-	$hint =~ s/^If a tool .* If not: //;
+	my $hint = hint($check, %options) =~ s/^If .* If not: //r;
 	$node->safe_psql('postgres', $_) for split /; |\. Then: |\n/, $hint;
 	return;
 }
