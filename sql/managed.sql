@@ -587,13 +587,16 @@ END
 $$;
 
 -- The role that has logged in or was taken on by SET ROLE, also inside a SECURITY DEFINER function.
--- SQL sees only the name that the role had then, which may be another role's by now.
+-- SQL sees only the name that the role had then, which may be another role's by now. UNLISTEN does
+-- nothing, but is refused where a table is maintained: functions of its owner run there, whoever
+-- has logged in.
 CREATE FUNCTION idem_internal.outer_role()
 RETURNS name
 LANGUAGE plpgsql AS $$
 DECLARE
     role CONSTANT text := current_setting('role');
 BEGIN
+    UNLISTEN idem_internal;
     IF role = 'none' THEN
         RETURN session_user;
     ELSIF NOT pg_has_role(session_user, role, 'MEMBER') THEN
@@ -607,17 +610,19 @@ BEGIN
 END
 $$;
 
--- A superuser, or autovacuum, that analyzes a table runs functions of the table's owner, who is the
--- actor then: what a superuser may do, only a superuser's own code does.
+-- What a superuser may do, only a superuser's own code does, and not a SECURITY DEFINER function of
+-- another role, which is the actor then.
 CREATE FUNCTION idem_internal.tenant_in(actor oid, s idem.scope, tenant text)
 RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
-    caller CONSTANT text := idem_internal.outer_role();
+    caller text;
 BEGIN
     IF s.tenant_from = 'argument' THEN
         RETURN tenant;
-    ELSIF tenant IN ('', caller) THEN
+    END IF;
+    caller := idem_internal.outer_role();
+    IF tenant IN ('', caller) THEN
         RETURN caller;
     ELSIF EXISTS (SELECT FROM pg_roles AS c
                       JOIN pg_roles AS r ON r.oid = CASE WHEN c.rolsuper THEN actor ELSE c.oid END
