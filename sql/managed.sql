@@ -588,8 +588,8 @@ $$;
 
 -- The role that has logged in or was taken on by SET ROLE, also inside a SECURITY DEFINER function.
 -- SQL sees only the name that the role had then, which may be another role's by now. UNLISTEN does
--- nothing, but is refused where a table is maintained: functions of its owner run there, whoever
--- has logged in.
+-- nothing, but is refused where a table is maintained: there, functions of its owner run for the
+-- role that has logged in.
 CREATE FUNCTION idem_internal.outer_role()
 RETURNS name
 LANGUAGE plpgsql AS $$

@@ -11,7 +11,7 @@ const ONE = 'a query of the operation must be one statement';
 const OPEN = 'a cursor, a stream or a COPY of the operation is still open';
 const RUNNING = 'the function of the operation must wait for its queries: what follows one that is '
   + 'still running would not be part of the operation';
-const LAST = 1_000; // milliseconds in which it ends if the function has not waited for its end
+const GRACE = 1_000; // milliseconds in which such a thing may end that the function has not waited for
 
 // Clients on which nothing can follow, not even ROLLBACK, because something is still open.
 const blocked = new WeakSet();
@@ -76,7 +76,7 @@ async function guarded(client, work) {
     if (open.size === 0) return;
     const closed = new AbortController();
     Promise.all(open.values()).then(() => closed.abort());
-    await sleep(LAST, undefined, { signal: closed.signal }).catch(() => {});
+    await sleep(GRACE, undefined, { signal: closed.signal }).catch(() => {});
     if (open.size === 0) return;
     blocked.add(client);
     for (const of of open.keys()) of.on?.('error', () => {}); // of the connection, which is closed
