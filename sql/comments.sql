@@ -152,11 +152,13 @@ COMMENT ON FUNCTION idem.alter_scope IS
     'setting, -1 removes the limit max_attempts or claims_per_minute, and an interval of '
     'zero removes answer_ttl or min_ttl. Stored records do not change: with tenant_from or '
     'records, the scope must have no unexpired records, and no watermarks, unless force is true. '
+    'Where stale keys are rejected, a longer ttl sets min_ttl to what the ttl was, if it is not '
+    'set, and min_ttl cannot be raised, unless force is true. '
     'For superusers and roles that are granted EXECUTE; the caller needs the privileges of the '
     'scope''s owner, and must be able to SET ROLE to a new owner. '
     'Raises ID008 unknown_scope, 42501, 42704 (no such owner), 55000 (a limit without preload, '
-    'live keys, or an open claim of this transaction), 22023, 22004 (force). A text in settings '
-    'that is no value of its type raises the error of the type.';
+    'live keys, a higher min_ttl, or an open claim of this transaction), 22023, 22004 (force). A '
+    'text in settings that is no value of its type raises the error of the type.';
 
 COMMENT ON FUNCTION idem.scope_ddl IS
     'Returns the SQL statement that creates the scope: a call of idem.create_scope() with the '

@@ -140,10 +140,7 @@ test (found, check_name, status, scope, detail, hint) AS (
          format('Scope "%s" remembers keys for %s, but a retry can arrive %s after the first try '
                 '(the scope''s wait, its leases, 30 seconds of network delay, 5 seconds of clock '
                 'skew): that retry runs the operation again.', k.scope, k.ttl, k.horizon),
-         format(concat(CASE WHEN k.stale > 0
-                                THEN 'When clients send no keys any more that are refused as '
-                                     'stale, and that a longer TTL would let run again: ' END,
-                       'SELECT idem.alter_scope(%L, ttl => %L)'), k.scope, k.horizon)),
+         format('SELECT idem.alter_scope(%L, ttl => %L)', k.scope, k.horizon)),
         (k.expired_reused + k.stale >= greatest(10, k.claims / 1000), 'retention', 'warn',
          format('Since %s, callers of scope "%s" have come too late %s times: %s claims had a key '
                 'whose record had expired, so that the operation ran again, and %s were refused '
@@ -152,10 +149,8 @@ test (found, check_name, status, scope, detail, hint) AS (
          format(CASE
                     WHEN k.stale > 0
                         THEN 'Correct the clients: if a refusal (ID010) names a timestamp in the '
-                             'future, their clocks, and otherwise how long they retry. Do not '
-                             'raise the TTL meanwhile: it would accept the keys that are refused, '
-                             'whose operations may have run, and run them again. Then reset the '
-                             'counters: SELECT idem.stats_reset(%1$L)'
+                             'future, their clocks, and otherwise how long they retry. Then reset '
+                             'the counters: SELECT idem.stats_reset(%1$L)'
                     ELSE 'Remember keys for longer than the callers retry, and reset the counters: '
                          'SELECT idem.alter_scope(%1$L, ttl => %2$L); SELECT idem.stats_reset(%1$L)'
                 END,

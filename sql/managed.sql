@@ -847,11 +847,20 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION idem_internal.is_stale(s idem.scope, key text, ttl interval)
+-- How long every record is kept at least, if that is promised. Where stale keys are rejected, the
+-- age of a key is compared with it, whatever TTL its claim passes, because another claim of the key
+-- may have passed a shorter one.
+CREATE FUNCTION idem_internal.least_ttl(s idem.scope)
+RETURNS interval
+LANGUAGE sql IMMUTABLE
+RETURN idem_internal.fixed(
+    coalesce((s).min_ttl, CASE WHEN (s).reject_stale_keys THEN (s).ttl END));
+
+CREATE FUNCTION idem_internal.is_stale(s idem.scope, key text)
 RETURNS boolean
 LANGUAGE sql
 RETURN (s).reject_stale_keys AND coalesce(
-    idem_internal.key_time(key) < clock_timestamp() - ttl
+    idem_internal.key_time(key) < clock_timestamp() - idem_internal.least_ttl(s)
         OR idem_internal.key_time(key) > clock_timestamp() + interval '10 minutes', false);
 
 CREATE FUNCTION idem_internal.refuse_stale_key(key text)
@@ -870,14 +879,14 @@ BEGIN
     END IF;
     PERFORM idem_internal.raise(
         'ID010', format('idempotency key "%s" is stale', key),
-        format('The key''s timestamp, %s, is older than the TTL. The operation may have '
-               'completed, and its record may have expired.', made),
+        format('The key''s timestamp, %s, is longer ago than the scope remembers keys. The '
+               'operation may have completed, and its record may have expired.', made),
         'Find out whether the operation was carried out. If it was not, send a new key.');
 END
 $$;
 
 -- What a key without a record must pass.
-CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text, ttl interval)
+CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text)
 RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -887,7 +896,7 @@ DECLARE
                           'operation, such as "order-4711".';
 BEGIN
     PERFORM idem_internal.require_tenant(s, tenant);
-    IF idem_internal.is_stale(s, key, ttl) THEN
+    IF idem_internal.is_stale(s, key) THEN
         PERFORM idem_internal.refuse_stale_key(key);
     END IF;
     IF s.weak_keys <> 'allow' THEN
@@ -1743,7 +1752,7 @@ BEGIN
     LOOP
         -- A key in flight is not new. Before the record is read, which its holder may be about to
         -- commit.
-        is_stale := NOT is_locked AND idem_internal.is_stale(s, key, ttl);
+        is_stale := NOT is_locked AND idem_internal.is_stale(s, key);
         IF is_stale THEN
             is_stale := NOT EXISTS (SELECT FROM idem_internal.holder_of(lock_id));
         END IF;
@@ -1800,16 +1809,16 @@ BEGIN
                     MESSAGE = 'argument "request" must not be null',
                     DETAIL = format('Scope "%s" requires a request.', s.name),
                     HINT = 'Pass the client''s request as "request".';
-            ELSIF ttl < idem_internal.fixed(s.min_ttl) THEN
+            ELSIF ttl < idem_internal.least_ttl(s) THEN
                 PERFORM idem_internal.refuse(
                     'ttl', '', format('Scope "%s" remembers every key for at least %s.', s.name,
-                                      idem_internal.fixed(s.min_ttl)),
+                                      idem_internal.least_ttl(s)),
                     'Pass a longer "ttl", or leave it out to get the scope''s own.');
-            ELSIF is_stale OR idem_internal.is_stale(s, key, ttl) THEN
+            ELSIF is_stale OR idem_internal.is_stale(s, key) THEN
                 verdict := 'stale_key';
                 EXIT;
             END IF;
-            PERFORM idem_internal.check_new_key(s, tenant, key, ttl);
+            PERFORM idem_internal.check_new_key(s, tenant, key);
             IF r.scope IS NOT NULL THEN
                 DELETE FROM idem.record AS x
                 WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);
@@ -1841,7 +1850,7 @@ BEGIN
             END IF;
         ELSE
             c := idem_internal.take_over(
-                s, r, greatest(ttl, idem_internal.fixed(s.min_ttl)), lease);
+                s, r, greatest(ttl, idem_internal.least_ttl(s)), lease);
         END IF;
         IF lease IS NOT NULL THEN
             PERFORM idem_internal.commit_durably();
@@ -2738,7 +2747,7 @@ BEGIN
             c := idem_internal.take_over(
                 s, r,
                 greatest(idem_internal.fixed(r.expires - r.lease_end),
-                         idem_internal.fixed(s.min_ttl)),
+                         idem_internal.least_ttl(s)),
                 idem_internal.fixed(coalesce(lease, s.lease)));
             PERFORM idem_internal.commit_durably();
             RETURN (SELECT ROW(c.token, r.key, r.tenant, x.request, c.attempt, c.recovery_point,
@@ -2978,7 +2987,7 @@ BEGIN
                             'The scope requires requests, and idem.once_each() takes none.',
                             'Call idem.once() with the key and the request of each message.');
                     END IF;
-                    PERFORM idem_internal.check_new_key(s, tenant, k.key, s.fixed_ttl);
+                    PERFORM idem_internal.check_new_key(s, tenant, k.key);
                     IF r.scope IS NOT NULL THEN  -- what was not seen, another call may have stored
                         DELETE FROM idem.record AS x
                         WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
@@ -3261,7 +3270,7 @@ BEGIN
             CONTINUE WHEN answer.state = 'absent';  -- it has just expired, or was forgotten
             RETURN answer;
         END IF;
-        PERFORM idem_internal.check_new_key(s, tenant, key, s.fixed_ttl);
+        PERFORM idem_internal.check_new_key(s, tenant, key);
         error := coalesce(error, '{"message": "operation was cancelled before it ran"}');
         PERFORM idem_internal.check_size('answer', s, idem_internal.size_of(error));
         IF r.scope IS NOT NULL THEN  -- what was not seen, idem.once_each() may have stored

@@ -853,6 +853,28 @@ BEGIN
 END
 $$;
 
+-- The new min_ttl. What a key's age is compared with does not grow while keys are refused: their
+-- records may have expired, so they would run again. A longer ttl leaves it as it was.
+CREATE FUNCTION idem_internal.kept_least_ttl(old idem.scope, new idem.scope)
+RETURNS interval
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT (old.reject_stale_keys AND new.reject_stale_keys
+            AND idem_internal.least_ttl(new) > idem_internal.least_ttl(old)) THEN
+        RETURN new.min_ttl;
+    ELSIF old.min_ttl IS NULL AND new.min_ttl IS NULL THEN
+        RETURN old.ttl;
+    END IF;
+    RAISE object_not_in_prerequisite_state USING
+        MESSAGE = format('cannot raise "min_ttl" of scope "%s" while it rejects stale keys',
+                         old.name),
+        DETAIL = 'Keys that it has refused would be accepted. Their records may have expired, so '
+            'their operations would be executed again.',
+        HINT = 'Raise "ttl" alone. When every record has been kept for the new "min_ttl", pass '
+            '"force" => true.';
+END
+$$;
+
 CREATE FUNCTION idem_internal.alter_scope(
     caller oid, proof bytea, name text, given text[], listed text[], owner oid, force boolean
 )
@@ -866,6 +888,9 @@ BEGIN
     old := idem_internal.scope_to_change(caller, proof, name, 'alter_scope');
     new := idem_internal.scope_row(
         old, idem_internal.changed_settings('{}', false, given, listed));
+    IF NOT force THEN
+        new.min_ttl := idem_internal.kept_least_ttl(old, new);
+    END IF;
     IF owner IS NOT NULL THEN
         PERFORM idem_internal.check_owner(caller, owner);
         new.owner := owner;

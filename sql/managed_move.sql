@@ -216,28 +216,30 @@ CREATE TEMP TABLE listed ON COMMIT DROP AS
          scope scope_id scope_name_key scope_pkey scopes secret secret_pkey stats storage streams
          take_result watermark watermark_pkey'),
         ('pg_proc', 'idem_internal', '
-         advance alter_scope atomic_entry atomic_token cancel canonical change_key change_tenant
-         changed_settings check_administrator check_caller check_default check_duration
-         check_failure check_isolation check_key check_key_type check_name check_new_key
-         check_no_keys check_operation check_owner check_size check_snapshot check_source
-         check_token check_tries check_unseen check_watermark check_writable checked_setting
-         checked_tenant checkpoint child_key claim_of claim_or_replay claim_slowly
-         commit_durably complete copy_secret create_scope differences distance drop_scope
-         entries erase erased error_of errors explain_conflict failure_fault failure_of figures
-         findings fingerprint finish_slowly fixed forget header_lines held_keys holder_of
-         insert_claim is_at_rest is_check_deferred is_held is_noted is_open_here is_own
-         is_same_request is_stale is_unfinished is_within key_holders key_text key_time
-         key_weakness lease_of leased_entry leased_token limit_waits lock_claim lock_id
-         lock_name look_up lookup missing_privileges nearest_scope new_bound newest
-         next_scope_id note noted number_in observed_figures once_each outer_role own_checks
-         owner path_fault plain_path preloaded raise raise_failure random_digits random_number
-         record_at_rest record_tables redacted redacted_headers refuse refuse_feature
-         refuse_in_progress refuse_lease refuse_open_claim refuse_open_here refuse_scope
-         refuse_stale_key refuse_token refuse_unseen refuse_without_secrets release renew
-         request_list require_lease require_tenant reset_stream restore_privileges retry_after
+         advance alter_scope atomic_entry atomic_token cancel canonical change_key
+         change_tenant changed_settings check_administrator check_caller check_default
+         check_duration check_failure check_isolation check_key check_key_type check_name
+         check_new_key check_no_keys check_operation check_owner check_size check_snapshot
+         check_source check_token check_tries check_unseen check_watermark check_writable
+         checked_setting checked_tenant checkpoint child_key claim_of claim_or_replay
+         claim_slowly commit_durably complete copy_secret create_scope differences distance
+         drop_scope entries erase erased error_of errors explain_conflict failure_fault
+         failure_of figures findings fingerprint finish_slowly fixed forget header_lines
+         held_keys holder_of insert_claim is_at_rest is_check_deferred is_held is_noted
+         is_open_here is_own is_same_request is_stale is_unfinished is_within kept_least_ttl
+         key_holders key_text key_time key_weakness lease_of leased_entry leased_token
+         least_ttl limit_waits lock_claim lock_id lock_name look_up lookup
+         missing_privileges nearest_scope new_bound newest next_scope_id note noted
+         number_in observed_figures once_each outer_role own_checks owner path_fault
+         plain_path preloaded raise raise_failure random_digits random_number record_at_rest
+         record_tables redacted redacted_headers refuse refuse_feature refuse_in_progress
+         refuse_lease refuse_open_claim refuse_open_here refuse_scope refuse_stale_key
+         refuse_token refuse_unseen refuse_without_secrets release renew request_list
+         require_lease require_tenant reset_stream restore_privileges retry_after
          same_setting scope_ddl scope_row scope_to_change scope_to_write seed settings
-         settings_of shown size_of sqlstate_of store_owners store_scope take take_over tenant_in
-         totals usable_scope verdict version wait_for wait_for_key wait_until without'),
+         settings_of shown size_of sqlstate_of store_owners store_scope take take_over
+         tenant_in totals usable_scope verdict version wait_for wait_for_key wait_until
+         without'),
         ('pg_class', 'idem_internal', '
          answer bound caller figures holder left_open new_claim records_without_scope stored'),
         ('pg_constraint', 'idem', '

@@ -52,8 +52,8 @@ COMMENT ON COLUMN idem.scopes.request_exclude IS
 COMMENT ON COLUMN idem.scopes.tenant_required IS
     'Whether a call must name a tenant, unless its key has a record without one.';
 COMMENT ON COLUMN idem.scopes.reject_stale_keys IS
-    'Whether a new UUIDv7 or ULID key that is older than the TTL, or more than 10 minutes in '
-    'the future, is refused.';
+    'Whether a new UUIDv7 or ULID key that is older than min_ttl, or else the TTL, or more than 10 '
+    'minutes in the future, is refused.';
 COMMENT ON COLUMN idem.scopes.max_attempts IS
     'How many attempts an operation has.';
 COMMENT ON COLUMN idem.scopes.claims_per_minute IS

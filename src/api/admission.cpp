@@ -54,9 +54,13 @@ void check_open_claims(std::int32_t scope_id) {
                      "the whole server shares.")));
 }
 
-bool is_stale_key(const pg::Scope& scope, std::string_view key, std::int64_t ttl, TimestampTz now) {
+std::int64_t least_ttl(const pg::Scope& scope) {
+    return scope.min_ttl.value_or(scope.reject_stale_keys ? scope.ttl : 0);
+}
+
+bool is_stale_key(const pg::Scope& scope, std::string_view key, TimestampTz now) {
     if (!scope.reject_stale_keys) return false;
-    const bool stale = core::is_stale(key, now + pg::postgres_epoch, ttl);
+    const bool stale = core::is_stale(key, now + pg::postgres_epoch, least_ttl(scope));
     if (stale) pg::count(scope.id, pg::Counter::stale);
     return stale;
 }
@@ -100,7 +104,7 @@ void refuse_limited(const pg::Scope& scope, const pg::Charge& charge) {
 void check_new_key(const pg::Scope& scope, std::string_view tenant, std::string_view key,
                    TimestampTz now) {
     require_tenant(scope, tenant);
-    if (is_stale_key(scope, key, scope.ttl, now)) refuse_stale_key(key);
+    if (is_stale_key(scope, key, now)) refuse_stale_key(key);
     const pg::Charge charge = charge_new_key(scope, tenant, key, now);
     if (charge.is_refused()) refuse_limited(scope, charge);
 }
@@ -115,13 +119,14 @@ void refuse_stale_key(std::string_view key) {
                         errdetail("The timestamp, %s, is more than 10 minutes in the future.",
                                   timestamptz_to_str(made)),
                         errhint("Check the client's clock, and send a new key.")));
-    ereport(ERROR, (report::own_error("stale_key"),
-                    errmsg("idempotency key \"%s\" is stale", report::c_string(key)),
-                    errdetail("The key's timestamp, %s, is older than the TTL. The operation "
-                              "may have completed, and its record may have expired.",
-                              timestamptz_to_str(made)),
-                    errhint("Find out whether the operation was carried out. If it was not, send a "
-                            "new key.")));
+    ereport(ERROR,
+            (report::own_error("stale_key"),
+             errmsg("idempotency key \"%s\" is stale", report::c_string(key)),
+             errdetail("The key's timestamp, %s, is longer ago than the scope remembers keys. "
+                       "The operation may have completed, and its record may have expired.",
+                       timestamptz_to_str(made)),
+             errhint("Find out whether the operation was carried out. If it was not, send a "
+                     "new key.")));
 }
 
 IDEM_FUNCTION(idem_key_weakness) {

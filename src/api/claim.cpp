@@ -96,7 +96,7 @@ Jsonb* request_to_remember(const ClaimCall& call, const pg::Record& old) {
 
 // A takeover keeps the creation time, the fingerprint and the request of the operation that it
 // takes over. No rule for new keys refuses it, but it must not leave a record that lives for less
-// than min_ttl. old is the record of the attempt taken over, or none.
+// than the scope promises. old is the record of the attempt taken over, or none.
 pg::Claim new_claim(const ClaimCall& call, const KeyState& state, const pg::Record& old) {
     const bool taken_over = state.verdict == Verdict::take_over;
     const std::int32_t attempt = taken_over ? old.attempt() + 1 : core::first_attempt;
@@ -109,7 +109,7 @@ pg::Claim new_claim(const ClaimCall& call, const KeyState& state, const pg::Reco
                                    : pg::new_fingerprint(call.request, call.scope->request_exclude);
     claim.request = request_to_remember(call, old);
     claim.created = taken_over ? old.created() : state.now;
-    claim.ttl = std::max(call.ttl, call.scope->min_ttl.value_or(0));
+    claim.ttl = std::max(call.ttl, least_ttl(*call.scope));
     return claim;
 }
 
@@ -161,12 +161,12 @@ void check_new_claim(const ClaimCall& call) {
                         errmsg("argument \"request\" must not be null"),
                         errdetail("Scope \"%s\" requires a request.", call.scope->name),
                         errhint("Pass the client's request as \"request\".")));
-    if (call.ttl < call.scope->min_ttl.value_or(0))
+    if (const std::int64_t least = least_ttl(*call.scope); call.ttl < least)
         report::invalid_argument(
             "ttl",
             psprintf("Scope \"%s\" remembers every key for at least %s.", call.scope->name,
-                     DatumGetCString(DirectFunctionCall1(
-                         interval_out, PointerGetDatum(pg::interval_of(*call.scope->min_ttl))))),
+                     DatumGetCString(DirectFunctionCall1(interval_out,
+                                                         PointerGetDatum(pg::interval_of(least))))),
             "Pass a longer \"ttl\", or leave it out to get the scope's own.");
 }
 
@@ -178,7 +178,7 @@ ClaimResult admit(const ClaimCall& call, const KeyState& state, pg::WaitBound& b
     check_open_claims(call.scope->id);
     if (state.verdict == Verdict::claim) {
         check_new_claim(call);
-        if (is_stale_key(*call.scope, call.key.key, call.ttl, state.now))
+        if (is_stale_key(*call.scope, call.key.key, state.now))
             return {.outcome = Outcome::stale_key};
         const pg::Charge charge =
             charge_new_key(*call.scope, call.key.tenant, call.key.key, state.now);

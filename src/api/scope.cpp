@@ -131,6 +131,34 @@ void check_identity(const pg::ScopeRow& before, const pg::ScopeRow& after) {
                  "expired. To give its keys up, pass \"force\" => true.")));
 }
 
+// What a key's age is compared with does not grow while keys are refused: their records may have
+// expired, so they would run again. A longer ttl leaves it as it was.
+void keep_stale_keys_refused(const pg::ScopeRow& before, pg::ScopeRow& after) {
+    using namespace pg::scope_row;
+    const auto rejects = [](const pg::ScopeRow& row) {
+        return DatumGetBool(row.at(column_of("reject_stale_keys")).value);
+    };
+    const auto remembered = [](const pg::ScopeRow& row) {
+        const NullableDatum least = row.at(column_of("min_ttl"));
+        const Datum value = (least.isnull ? row.at(column_of("ttl")) : least).value;
+        return pg::duration("min_ttl", *DatumGetIntervalP(value));
+    };
+    if (!rejects(before) || !rejects(after) || remembered(after) <= remembered(before)) return;
+    if (before.at(column_of("min_ttl")).isnull && after.at(column_of("min_ttl")).isnull) {
+        after.set(column_of("min_ttl"), before.at(column_of("ttl")));
+        return;
+    }
+    ereport(
+        ERROR,
+        (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+         errmsg("cannot raise \"min_ttl\" of scope \"%s\" while it rejects stale keys",
+                report::c_string(pg::name_of(before))),
+         errdetail("Keys that it has refused would be accepted. Their records may have expired, "
+                   "so their operations would be executed again."),
+         errhint("Raise \"ttl\" alone. When every record has been kept for the new "
+                 "\"min_ttl\", pass \"force\" => true.")));
+}
+
 }  // namespace
 
 // The type of the column "owner". What looks like a number is no role: one whose name does is
@@ -166,7 +194,10 @@ IDEM_FUNCTION(idem_alter_scope) {
     read_settings(fcinfo, Purpose::alter, scope.row);
     if (!PG_ARGISNULL(arg_owner)) pg::change_owner(scope.row, PG_GETARG_OID(arg_owner));
     refuse_open_claim(pg::id_of(before));
-    if (!force) check_identity(before, scope.row);
+    if (!force) {
+        check_identity(before, scope.row);
+        keep_stale_keys_refused(before, scope.row);
+    }
     pg::update_scope(scope, before);
     PG_RETURN_VOID();
 }

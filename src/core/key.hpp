@@ -33,8 +33,8 @@ std::optional<std::uint64_t> embedded_time(std::string_view key) noexcept;
 
 inline constexpr std::int64_t future_tolerance = 600'000'000;  // microseconds: 10 minutes
 
-// Whether the time in the key, if it has one, is older than the TTL, so that its record may have
-// expired already; or in the future by more than the tolerance, so that its age would be
+// Whether the time in the key, if it has one, is longer ago than the TTL, so that its record may
+// have expired already; or in the future by more than the tolerance, so that its age would be
 // underestimated. now in microseconds since 1970, ttl in microseconds.
 bool is_stale(std::string_view key, std::int64_t now, std::int64_t ttl) noexcept;
 

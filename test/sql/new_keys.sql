@@ -32,8 +32,34 @@ END $$;
 SELECT age, outcome('remembering', uuid_key(age)) AS uuid, outcome('remembering', ulid_key(age)) AS ulid, outcome('indifferent', uuid_key(age))
   FROM unnest('{0, 23 hours, 25 hours, 10 years, -9 minutes, -11 minutes, -1 year}'::interval[]) age;
 SELECT sqlstate_of('remembering', uuid_key('25 hours')), sqlstate_of('remembering', ulid_key('-11 minutes')), sqlstate_of('remembering', uuid_key('1 hour'));
--- the TTL of the claim counts
-SELECT outcome('remembering', uuid_key('25 hours'), '2 days'), outcome('remembering', uuid_key('2 hours'), '1 hour');
+-- the TTL of a claim does not count: another claim of the key may pass another one, or none
+SELECT outcome('remembering', uuid_key('25 hours'), '2 days');
+SELECT outcome('remembering', uuid_key('2 hours'), '1 hour');
+SELECT outcome('remembering', uuid_key('2 hours'), '2 days');
+-- min_ttl does; a claim may pass as short a TTL
+SELECT idem.create_scope('brief', ttl => '1 day', min_ttl => '1 hour', reject_stale_keys => true);
+SELECT outcome('brief', uuid_key('2 hours')), outcome('brief', uuid_key('59 minutes'), '1 hour');
+-- a longer TTL accepts no key whose record has expired
+SELECT idem.create_scope('longer', ttl => '1 hour', reject_stale_keys => true);
+SELECT uuid_key('59 minutes') AS run, uuid_key('61 minutes') AS ran \gset
+SELECT outcome('longer', :'run');
+SELECT idem.alter_scope('longer', ttl => '2 days');
+SELECT idem.alter_scope('longer', ttl => '3 days', max_attempts => 3);
+SELECT ttl, min_ttl FROM idem.scopes WHERE name = 'longer';
+SELECT outcome('longer', :'run'), outcome('longer', :'ran'), outcome('longer', uuid_key('58 minutes'), '1 hour');
+SELECT idem.alter_scope('longer', min_ttl => '61 minutes');
+\echo :LAST_ERROR_SQLSTATE
+SELECT idem.alter_scope('longer', min_ttl => '0');
+SELECT idem.alter_scope('remembering', ttl => '3 days', min_ttl => '2 days');
+SELECT idem.alter_scope('longer', ttl => '30 minutes');
+SELECT idem.alter_scope('longer', ttl => '30 minutes', min_ttl => '30 minutes');
+SELECT outcome('longer', uuid_key('31 minutes'));
+-- it is given up knowingly only
+SELECT idem.alter_scope('longer', ttl => '2 days', min_ttl => '0', force => true);
+SELECT ttl, min_ttl FROM idem.scopes WHERE name = 'longer';
+SELECT outcome('longer', :'ran');
+SELECT idem.alter_scope('longer', ttl => '3 days', reject_stale_keys => false), idem.alter_scope('longer', ttl => '4 days', reject_stale_keys => true);
+SELECT ttl, min_ttl FROM idem.scopes WHERE name = 'longer';
 -- other keys carry no time
 SELECT outcome('remembering', 'order-4711'), outcome('remembering', 'f47ac10b-58cc-4372-a567-0e02b2c3d479');
 -- a retry of a live record is always answered, an expired key is new again; a conflict comes first

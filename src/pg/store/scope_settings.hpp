@@ -147,8 +147,8 @@ inline constexpr auto settings = std::to_array<Setting>({
     {"tenant_required", BOOLOID, "false", check_nothing, read<&Scope::tenant_required>,
      "whether a call must name a tenant, unless its key has a record without one"},
     {"reject_stale_keys", BOOLOID, "false", check_nothing, read<&Scope::reject_stale_keys>,
-     "whether a new UUIDv7 or ULID key that is older than the TTL, or more than 10 minutes in the "
-     "future, is refused"},
+     "whether a new UUIDv7 or ULID key that is older than min_ttl, or else the TTL, or more than "
+     "10 minutes in the future, is refused"},
     {"max_attempts", INT4OID, nullptr, check_limit, read<&Scope::max_attempts>,
      "how many attempts an operation has"},
     {"claims_per_minute", INT4OID, nullptr, check_rate, read<&Scope::claims_per_minute>,
