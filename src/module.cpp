@@ -123,7 +123,7 @@ void _PG_init(void) {
     on_firing(keep_scopes);
     init_test_seam();
     come_first();
-    on_first_claim(come_first);
+    on_open_claim(come_first);
     RegisterSubXactCallback(at_savepoint_event, nullptr);
     if (!guc::preloaded) return;
     next_request_hook = std::exchange(shmem_request_hook, request_memory);

@@ -98,7 +98,6 @@ void refuse_open_claims(bool preparing) {
 
 void make_map() {
     if (claims != nullptr) return;
-    if (prepare_to_claim != nullptr) prepare_to_claim();
     claims = static_cast<Claims*>(MemoryContextAllocZero(TopTransactionContext, sizeof(Claims)));
 }
 
@@ -138,7 +137,7 @@ void init_test_seam() {
     };
 }
 
-void on_first_claim(void (*prepare)()) {
+void on_open_claim(void (*prepare)()) {
     prepare_to_claim = prepare;
 }
 
@@ -185,6 +184,7 @@ const Claim* newest_open_claim(std::optional<std::int32_t> scope_id) {
 
 Claim& remember_claim(const Claim& from) {
     make_map();
+    if (is_open_atomic(from) && claims->open == 0) prepare_to_claim();
     Assert(from.unlocked || (from.token.attempt >= 1 && from.scope_id > 0));
     Assert(from.unlocked || KeyLock(from.token.digest).is_held());
     Assert(from.unlocked || find_claim(from.token.digest) == nullptr ||

@@ -72,8 +72,8 @@ int claims_held();
 // Makes the commit of this transaction wait for its WAL as with synchronous_commit = on.
 void commit_durably();
 
-// Registers a function that is called before a transaction's first claim is remembered.
-void on_first_claim(void (*prepare)());
+// Registers the function that is called before an atomic claim is remembered while none is open.
+void on_open_claim(void (*prepare)());
 
 // The end of a transaction and of its subtransactions. prepare_commit() raises ID006 if an atomic
 // claim is open. When a subtransaction rolls back, what it claimed is gone, and what it finished is

@@ -542,6 +542,10 @@ TABLE effect;
 BEGIN; SELECT FROM idem.claim('plain', 'forgotten'); INSERT INTO effect VALUES (1); COMMIT;
 BEGIN; SELECT FROM idem.claim('plain', 'forgotten'); INSERT INTO effect VALUES (2); COMMIT;
 SQL
+	$node->psql($near, <<'SQL', on_error_stop => 0);
+BEGIN; SELECT idem.once('plain', 'first'); TABLE effect; SELECT FROM idem.claim('plain', 'forgotten');
+INSERT INTO effect VALUES (3); COMMIT;
+SQL
 	is($node->safe_psql($far, 'SELECT count(*) FROM effect'), 0,
 		'a forgotten claim leaves no effect on another server');
 }
