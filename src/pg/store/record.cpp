@@ -266,6 +266,7 @@ void NewRecord::store_in(TupleTableSlot* slot) const {
     const std::size_t skipped = has_tenant ? 0 : 1;
     fill_row(slot, {values_ + skipped, 1 + columns - skipped},
              {nulls_ + skipped, 1 + columns - skipped});
+    check_not_null(slot);
 }
 
 NewRecord erased(const Record& record) {

@@ -232,6 +232,10 @@ Fault own_partition_fault(Relation relation) {
                      qualified_name(get_partition_parent(table, false)), qualified_name(table))};
 }
 
+// The columns of idem.record and idem.watermark that have a value in every row.
+constexpr std::array<std::string_view, 9> never_null = {
+    "digest", "created", "expires", "scope", "state", "tenant", "seq", "updated", "source"};
+
 // An own table may have more columns while the library is older than the SQL objects.
 Fault own_columns_fault(Relation relation, int written) {
     const TupleDesc table = RelationGetDescr(relation);
@@ -254,6 +258,12 @@ Fault own_columns_fault(Relation relation, int written) {
                              column->attidentity != '\0'    ? "IDENTITY"
                              : column->attgenerated != '\0' ? "EXPRESSION"
                                                             : "DEFAULT")};
+        if (column->attnotnull &&
+            std::ranges::find(never_null, std::string_view(name)) == never_null.end())
+            return {psprintf("Its column \"%s\" is NOT NULL, and idem has no value for it in every "
+                             "row.",
+                             name),
+                    psprintf("%s NOT NULL", alter)};
     }
     return {};
 }

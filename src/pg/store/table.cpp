@@ -184,6 +184,16 @@ Oid find_unique_index(Relation table, AttrNumber column) {
                             qualified_name(RelationGetRelid(table)))));
 }
 
+[[noreturn]] void refuse_null(const FormData_pg_attribute* column) {
+    const Oid table = column->attrelid;
+    const char* name = NameStr(column->attname);
+    ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                    errmsg("column \"%s\" of table \"%s\" is NOT NULL", name, get_rel_name(table)),
+                    errdetail("idem has no value for it."),
+                    errhint("Execute ALTER TABLE %s ALTER COLUMN %s DROP NOT NULL.",
+                            qualified_name(table), quote_identifier(name))));
+}
+
 }  // namespace
 
 void init_tables() {
@@ -374,6 +384,13 @@ void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<con
     std::copy(values.begin(), values.end(), slot->tts_values);
     std::copy(nulls.begin(), nulls.end(), slot->tts_isnull);
     (void)ExecStoreVirtualTuple(slot);
+}
+
+void check_not_null(TupleTableSlot* slot) {
+    const TupleDesc table = slot->tts_tupleDescriptor;
+    for (int i = 0; i < table->natts; ++i)
+        if (slot->tts_isnull[i] && TupleDescAttr(table, i)->attnotnull)
+            refuse_null(TupleDescAttr(table, i));
 }
 
 TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,

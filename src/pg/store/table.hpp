@@ -149,6 +149,10 @@ bool has_successor(TupleTableSlot* slot);
 // are NULL: a later release has added them.
 void fill_row(TupleTableSlot* slot, std::span<const Datum> values, std::span<const bool> nulls);
 
+// Raises 55000 for a NULL in a column that others have made NOT NULL. The executor would refuse it,
+// and code that the server compiles for a query (jit) would read other bytes there.
+void check_not_null(TupleTableSlot* slot);
+
 // Fills a new slot of the relation. Drop it with ExecDropSingleTupleTableSlot().
 TupleTableSlot* new_row(Relation relation, std::span<const Datum> values,
                         std::span<const bool> nulls);

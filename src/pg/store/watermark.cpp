@@ -47,6 +47,7 @@ ChangeResult move_watermark(Relation table, const Key& source, const Watermark& 
     row.set_text(column_tenant, source.tenant);
     row.set_text(column_source, source.key);
     TupleTableSlot* slot = new_row(table, row.values(), row.nulls());
+    check_not_null(slot);
     ChangeResult moved{TM_Ok, InvalidTransactionId};
     if (!from.seq)
         insert_row(table, slot, refuse_duplicate);
