@@ -340,6 +340,28 @@ WITH server AS MATERIALIZED (
 record_table AS MATERIALIZED (
     SELECT * FROM idem_internal.record_tables()
 ),
+-- What CREATE EXTENSION has made.
+member (kind, name, owner, definer) AS (
+    SELECT o.*
+    FROM pg_extension e
+        JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+            AND d.deptype = 'e'
+        CROSS JOIN LATERAL (
+            SELECT CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, oid::regclass::text,
+                relowner, false
+            FROM pg_class
+            WHERE d.classid = 'pg_class'::regclass AND oid = d.objid AND relkind IN ('r', 'v')
+            UNION ALL
+            SELECT 'FUNCTION', oid::regprocedure::text, proowner, prosecdef
+            FROM pg_proc
+            WHERE d.classid = 'pg_proc'::regclass AND oid = d.objid
+            UNION ALL
+            SELECT 'SCHEMA', oid::regnamespace::text, nspowner, false
+            FROM pg_namespace
+            WHERE d.classid = 'pg_namespace'::regclass AND oid = d.objid
+        ) AS o
+    WHERE e.extname = 'idem'
+),
 -- Those by ALTER ROLE and ALTER DATABASE, and what this session has besides. pg_settings shows them
 -- only to sessions that have loaded the library.
 stored_test_setting (name, setting, remedy) AS (
@@ -404,6 +426,22 @@ test (found, check_name, status, detail, hint) AS (
     UNION ALL
     SELECT o.fault IS NOT NULL, 'record tables', 'fail', format('%s: %s', o.name, o.fault), o.remedy
     FROM idem_internal.own_tables() o
+
+    -- A dump does not restore the owner of an extension, so that of most functions counts.
+    UNION ALL
+    SELECT f.found, f.check_name, 'fail', f.detail, f.hint
+    FROM member m, (
+        SELECT mode() WITHIN GROUP (ORDER BY owner) FROM member WHERE kind = 'FUNCTION'
+    ) AS idem (owner), LATERAL (VALUES
+        (m.owner <> idem.owner,
+         CASE m.kind WHEN 'TABLE' THEN 'record tables' ELSE 'schema' END,
+         format('%1$s: %2$s %1$s is owned by role "%3$s", and idem by role "%4$s".', m.name,
+                initcap(m.kind), pg_get_userbyid(m.owner), pg_get_userbyid(idem.owner)),
+         format('ALTER %s %s OWNER TO %s', m.kind, m.name, idem.owner::regrole)),
+        (m.definer, 'functions',
+         format('%s is SECURITY DEFINER: it takes its owner for its caller.', m.name),
+         format('ALTER FUNCTION %s SECURITY INVOKER', m.name))
+    ) AS f (found, check_name, detail, hint)
 
     UNION ALL
     SELECT f.found, 'library', f.status, format(f.detail, l.version, e.extversion), f.hint

@@ -616,6 +616,27 @@ follow_hint('record tables');
 is(health('record tables'), 'ok', 'record tables: cured');
 sql('DROP TABLE parent');
 
+# Whose owner is another role, which can replace it, or change what is in it; and what such a role may have left.
+my @tables = map { "TABLE idem.$_" } qw(dropped_scope purge_progress record scope secret watermark);
+sql("ALTER $_ OWNER TO stranger") for @tables, 'SCHEMA idem_internal', 'SCHEMA idem', 'VIEW idem.scopes',
+  'FUNCTION idem.health(interval)';
+my $is = 'is owned by role "stranger", and idem by role "' . sql('SELECT current_user') . '".';
+is(health('record tables', column => 'status, detail'),
+	join("\n", map { s/TABLE (.*)/fail|$1: Table $1 $is/r } @tables),
+	'record tables: their owner is another role');
+sql($_) for split /\n/, hint('record tables');
+is(health('record tables'), 'ok', 'record tables: cured');
+my @others = ('Schema idem', 'Schema idem_internal', 'View idem.scopes', 'Function idem.health(interval)');
+like(health('schema', column => 'detail'), qr/: \Q$_ $is\E$/m, "schema: $_") for @others;
+sql($_) for split /\n/, hint('schema');
+is(health('schema'), 'ok', 'schema: cured');
+sql('ALTER FUNCTION idem.once(text, anycompatible, jsonb, text) SECURITY DEFINER');
+is(health('functions', column => 'status, detail'),
+	'fail|idem.once(text,anycompatible,jsonb,text) is SECURITY DEFINER: it takes its owner for its caller.',
+	'functions: one would let every role use every scope');
+follow_hint('functions');
+is(health('functions'), 'ok', 'functions: cured');
+
 # Grants that let a role do what only idem may do. The hints take all of it back.
 sql('CREATE ROLE granted; GRANT ALL ON ALL TABLES IN SCHEMA idem TO granted;
 	GRANT ALL ON ALL SEQUENCES IN SCHEMA idem TO granted; GRANT UPDATE (owner) ON idem.scope TO PUBLIC');

@@ -383,13 +383,9 @@ RecordTableFault outward_fault(Oid table) {
 }
 
 RecordTableFault fault_of_own(Relation relation, int written) {
-    const Oid table = RelationGetRelid(relation);
-    const auto schema = find_form<FormData_pg_namespace>(NAMESPACEOID, own_schema());
-    Fault fault = kind_fault(table, *relation->rd_rel);
+    Fault fault = kind_fault(RelationGetRelid(relation), *relation->rd_rel);
     if (!fault) fault = own_partition_fault(relation);
     if (!fault) fault = own_columns_fault(relation, written);
-    if (!fault)
-        fault = owner_fault(table, *relation->rd_rel, schema ? schema->nspowner : InvalidOid);
     if (!fault) fault = own_checks_fault(relation);
     if (!fault) fault = skipped_fault(relation);
     return fault;
