@@ -273,9 +273,9 @@ AS 'MODULE_PATHNAME', 'idem_own_tables'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION idem_internal.own_tables IS
-    'Returns idem.record and idem.watermark; fault says what idem.create_record_table() would not '
-    'make of a table, and what idem does not obey or refuses (NULL: nothing), and remedy what to '
-    'do about it.';
+    'Returns the tables of idem that are dumped; fault says what their dump could not restore and, '
+    'of idem.record and idem.watermark, what idem.create_record_table() would not make of a table, '
+    'and what idem does not obey or refuses (NULL: nothing), and remedy what to do about it.';
 
 -- ---------------------------------------------------------------------------------------------
 -- Health: what only the extension has

@@ -7,7 +7,9 @@
 #include "api/arguments.hpp"
 #include "pg/purge.hpp"
 #include "pg/store/record.hpp"
-#include "pg/store/scope.hpp"
+#include "pg/store/scope_ids.hpp"
+#include "pg/store/scope_table.hpp"
+#include "pg/store/secret.hpp"
 #include "pg/store/watermark.hpp"
 
 namespace idem::api {
@@ -17,11 +19,13 @@ namespace {
 
 enum OwnColumn { own_table, own_fault, own_remedy, own_columns };
 
-void list_own_fault(FunctionCallInfo fcinfo, pg::Table table, int written) {
+using Judge = pg::RecordTableFault(Relation, int);
+
+void list_own_fault(FunctionCallInfo fcinfo, pg::Table table, int written, Judge* judge) {
     Relation relation = pg::open_table(table, AccessShareLock);
     pg::Row<own_columns> row;
     row.set(own_table, ObjectIdGetDatum(RelationGetRelid(relation)));
-    if (const auto fault = pg::fault_of_own(relation, written)) {
+    if (const auto fault = judge(relation, written)) {
         row.set_text(own_fault, fault.detail);
         row.set_text(own_remedy, fault.remedy);
     }
@@ -91,8 +95,12 @@ IDEM_FUNCTION(idem_record_tables) {
 
 IDEM_FUNCTION(idem_own_tables) {
     InitMaterializedSRF(fcinfo, 0);
-    list_own_fault(fcinfo, pg::Table::record, pg::Record::columns);
-    list_own_fault(fcinfo, pg::Table::watermark, pg::watermark_columns);
+    using pg::Table;
+    list_own_fault(fcinfo, Table::record, pg::Record::columns, pg::fault_of_own);
+    list_own_fault(fcinfo, Table::watermark, pg::watermark_columns, pg::fault_of_own);
+    list_own_fault(fcinfo, Table::scope, pg::scope_row::columns, pg::column_of_others);
+    list_own_fault(fcinfo, Table::dropped_scope, pg::dropped_scope_columns, pg::column_of_others);
+    list_own_fault(fcinfo, Table::secret, pg::secret_columns, pg::column_of_others);
     return Datum{0};
 }
 

@@ -603,6 +603,12 @@ for my $table ('scope', 'dropped_scope', 'secret')
 		"record tables: idem.$table is unlogged");
 	follow_hint('record tables');
 	is(health('record tables'), 'ok', 'record tables: cured');
+	sql("ALTER TABLE idem.$table ADD COLUMN note text");
+	is( health('record tables', column => 'status, detail'),
+		qq{fail|idem.$table: Its column "note" is not idem's. A dump could not be restored.},
+		'record tables: where a dump is restored, the table has no such column');
+	sql(hint('record tables') =~ s/.*Then: //r);
+	is(health('record tables'), 'ok', 'record tables: cured');
 }
 sql('CREATE TABLE heir () INHERITS (idem.record)');
 like(health('record tables', column => 'status, detail'), qr/^fail\|idem\.record: Another table inherits/,

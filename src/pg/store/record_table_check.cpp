@@ -236,22 +236,15 @@ Fault own_partition_fault(Relation relation) {
 constexpr std::array<std::string_view, 9> never_null = {
     "digest", "created", "expires", "scope", "state", "tenant", "seq", "updated", "source"};
 
-// An own table may have more columns while the library is older than the SQL objects.
-Fault own_columns_fault(Relation relation, int written) {
+Fault own_columns_fault(Relation relation) {
     const TupleDesc table = RelationGetDescr(relation);
     for (int i = 0; i < table->natts; ++i) {
         const FormData_pg_attribute* column = TupleDescAttr(table, i);
         if (column->attisdropped) continue;
         const char* name = NameStr(column->attname);
-        const char* table_name = qualified_name(RelationGetRelid(relation));
-        if (i >= written && std::is_eq(library_order()))
-            return {psprintf("Its column \"%s\" is not idem's. A dump of the records could not be "
-                             "restored.",
-                             name),
-                    psprintf("Keep its contents elsewhere. Then: ALTER TABLE %s DROP COLUMN %s",
-                             table_name, quote_identifier(name))};
         const char* alter =
-            psprintf("ALTER TABLE %s ALTER COLUMN %s DROP", table_name, quote_identifier(name));
+            psprintf("ALTER TABLE %s ALTER COLUMN %s DROP",
+                     qualified_name(RelationGetRelid(relation)), quote_identifier(name));
         if (!is_stored_as_given(column))
             return {psprintf("Its column \"%s\" has a default, which idem does not use.", name),
                     psprintf("%s %s", alter,
@@ -382,10 +375,26 @@ RecordTableFault outward_fault(Oid table) {
     return fault;
 }
 
+// An own table may have more columns while the library is older than the SQL objects.
+RecordTableFault column_of_others(Relation relation, int written) {
+    const TupleDesc table = RelationGetDescr(relation);
+    for (int i = written; i < table->natts && std::is_eq(library_order()); ++i) {
+        const FormData_pg_attribute* column = TupleDescAttr(table, i);
+        const char* name = NameStr(column->attname);
+        if (!column->attisdropped)
+            return {
+                psprintf("Its column \"%s\" is not idem's. A dump could not be restored.", name),
+                psprintf("Keep its contents elsewhere. Then: ALTER TABLE %s DROP COLUMN %s",
+                         qualified_name(RelationGetRelid(relation)), quote_identifier(name))};
+    }
+    return {};
+}
+
 RecordTableFault fault_of_own(Relation relation, int written) {
     Fault fault = kind_fault(RelationGetRelid(relation), *relation->rd_rel);
     if (!fault) fault = own_partition_fault(relation);
-    if (!fault) fault = own_columns_fault(relation, written);
+    if (!fault) fault = column_of_others(relation, written);
+    if (!fault) fault = own_columns_fault(relation);
     if (!fault) fault = own_checks_fault(relation);
     if (!fault) fault = skipped_fault(relation);
     return fault;

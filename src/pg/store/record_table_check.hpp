@@ -48,4 +48,7 @@ RecordTableFault fault_of(Relation relation, Relation common);
 // The same of idem.record or idem.watermark, of which idem writes so many columns.
 RecordTableFault fault_of_own(Relation relation, int written);
 
+// Of any table of idem that is dumped: a column that the table has not on another server.
+RecordTableFault column_of_others(Relation relation, int written);
+
 }  // namespace idem::pg

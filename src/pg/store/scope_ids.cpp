@@ -14,6 +14,7 @@ namespace idem::pg {
 namespace {
 
 enum DroppedColumn { column_id, column_dropped, dropped_columns };
+static_assert(dropped_columns == dropped_scope_columns);
 
 std::int32_t id_of_dropped(TupleTableSlot* slot) {
     bool null;

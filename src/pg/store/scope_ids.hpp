@@ -11,6 +11,8 @@
 
 namespace idem::pg {
 
+inline constexpr int dropped_scope_columns = 2;
+
 // The id of a new scope. Reads the other record tables, and then locks the scope table against
 // changes, until the end of the transaction. The first call in a database that was restored or
 // replicated also reads idem.record, under that lock; no claim waits for it.

@@ -6,6 +6,7 @@ namespace idem::pg {
 namespace {
 
 enum Column { column_id, column_purpose, column_secret, column_created, columns };
+static_assert(columns == secret_columns);
 
 constexpr std::int32_t seed_id = 0;
 constexpr std::int32_t first_fingerprint_id = 1;

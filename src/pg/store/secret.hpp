@@ -15,6 +15,8 @@
 
 namespace idem::pg {
 
+inline constexpr int secret_columns = 4;
+
 struct Secrets {
     core::Secret seed;             // permanent; child keys are made with all of it
     core::LockSeed lock_seed;      // its first half
