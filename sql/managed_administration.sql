@@ -143,41 +143,50 @@ $$;
 
 -- The statements after which PUBLIC has what the calls of every role need, and no more. Only the
 -- owner executes PL/pgSQL that has no search_path: compiled with that of a caller, it would later
--- run with the owner's rights.
+-- run with the owner's rights. The default privileges of a role that restores a dump may have given
+-- it to single roles, too; administrators have what idem's functions for them need.
 CREATE FUNCTION idem_internal.missing_privileges()
 RETURNS SETOF text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
+    WITH object (privilege, name, has, wanted, schema, acl, owner) AS (
+        SELECT 'USAGE', format('SCHEMA %I', n.nspname),
+               has_schema_privilege('public', n.oid, 'USAGE'), true, n.oid, n.nspacl, n.nspowner
+        FROM pg_namespace AS n
+        WHERE n.nspname IN ('idem', 'idem_internal')
+        UNION ALL
+        SELECT w.privilege, format('TABLE %s', c.oid::regclass),
+               has_table_privilege('public', c.oid, w.privilege), c.relname <> 'stored',
+               c.relnamespace, c.relacl, c.relowner
+        FROM pg_class AS c CROSS JOIN (VALUES ('SELECT'), ('INSERT')) AS w (privilege)
+        WHERE c.relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+            AND c.relkind = 'v' AND (w.privilege = 'SELECT' OR c.relname = 'new_claim')
+        UNION ALL
+        SELECT 'EXECUTE', format('FUNCTION %s', p.oid::regprocedure),
+               has_function_privilege('public', p.oid, 'EXECUTE'),
+               CASE WHEN p.pronamespace = 'idem'::regnamespace
+                   THEN p.proname NOT IN (
+                       'reset_stream', 'create_scope', 'alter_scope', 'drop_scope',
+                       'rotate_secret', 'revoke', 'forget', 'erase', 'forget_tenant',
+                       'erase_tenant', 'purge')
+                   ELSE l.lanname <> 'plpgsql'
+                       OR p.prosecdef AND p.prorettype <> 'trigger'::regtype
+                       OR coalesce(p.proconfig::text LIKE '%search_path%', false)
+                       OR p.proname IN ('canonical', 'claim_or_replay', 'is_own', 'note') END,
+               p.pronamespace, p.proacl, p.proowner
+        FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+        WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+    )
     SELECT format(CASE WHEN o.wanted THEN 'GRANT %s ON %s TO PUBLIC'
                        ELSE 'REVOKE %s ON %s FROM PUBLIC' END, o.privilege, o.name)
-    FROM (SELECT 'USAGE', format('SCHEMA %I', n.nspname),
-                 has_schema_privilege('public', n.oid, 'USAGE'), true
-          FROM pg_namespace AS n
-          WHERE n.nspname IN ('idem', 'idem_internal')
-          UNION ALL
-          SELECT w.privilege, format('TABLE %s', c.oid::regclass),
-                 has_table_privilege('public', c.oid, w.privilege), true
-          FROM pg_class AS c CROSS JOIN (VALUES ('SELECT'), ('INSERT')) AS w (privilege)
-          WHERE c.relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-              AND c.relkind = 'v' AND c.relname <> 'stored'
-              AND (w.privilege = 'SELECT' OR c.relname = 'new_claim')
-          UNION ALL
-          SELECT 'EXECUTE', format('FUNCTION %s', p.oid::regprocedure),
-                 has_function_privilege('public', p.oid, 'EXECUTE'),
-                 CASE WHEN p.pronamespace = 'idem'::regnamespace
-                     THEN p.proname NOT IN (
-                         'reset_stream', 'create_scope', 'alter_scope', 'drop_scope',
-                         'rotate_secret', 'revoke', 'forget', 'erase', 'forget_tenant',
-                         'erase_tenant', 'purge')
-                     ELSE l.lanname <> 'plpgsql'
-                         OR p.prosecdef AND p.prorettype <> 'trigger'::regtype
-                         OR coalesce(p.proconfig::text LIKE '%search_path%', false)
-                         OR p.proname IN ('canonical', 'claim_or_replay', 'is_own', 'note') END
-          FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
-          WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-         ) AS o (privilege, name, has, wanted)
+    FROM object AS o
     WHERE o.has <> o.wanted
+    UNION ALL
+    SELECT format('REVOKE ALL ON %s FROM %s CASCADE', o.name, a.grantee::regrole)
+    FROM object AS o CROSS JOIN LATERAL aclexplode(o.acl) AS a
+    WHERE NOT o.wanted AND o.schema = 'idem_internal'::regnamespace
+        AND a.grantee NOT IN (0, o.owner)
 $$;
 
 CREATE FUNCTION idem_internal.restore_privileges()
@@ -285,8 +294,9 @@ AS $$
     WHERE c.relnamespace = 'idem'::regnamespace AND c.relforcerowsecurity
     UNION ALL
     SELECT NULL, 'schema', 'fail',
-           format('PUBLIC lacks %s privileges that callers need, and has %s that make every role '
-                  'an administrator, as after a restore without privileges.',
+           format('PUBLIC lacks %s privileges that callers need, and roles have %s with which they '
+                  'can become an administrator, as after a restore without privileges or under '
+                  'default privileges.',
                   count(*) FILTER (WHERE m LIKE 'GRANT%'),
                   count(*) FILTER (WHERE m LIKE 'REVOKE%')),
            'SELECT idem_internal.restore_privileges()'

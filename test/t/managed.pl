@@ -497,7 +497,7 @@ run_file($dump, 'bare');
 my $schema = q{SELECT string_agg(status || ': ' || detail || coalesce(' ' || hint, ''), E'\n') FROM idem.health()
 	WHERE check_name = 'schema'};
 like(ask($schema, 'bare'),
-	qr/^fail: PUBLIC lacks \d\d privileges .* has \d\d that .* SELECT idem_internal\.restore_privileges\(\)$/,
+	qr/^fail: PUBLIC lacks \d\d privileges .* roles have \d\d with .* SELECT idem_internal\.restore_privileges\(\)$/,
 	'health() finds a restore without privileges');
 ask('GRANT USAGE ON SCHEMA idem, idem_internal TO PUBLIC', 'bare');
 like(as('stranger', 'SELECT idem.purge()', 'bare'), qr/^\d$/, 'after which every role is an administrator');
@@ -508,6 +508,30 @@ is(ask(q{REVOKE USAGE ON SCHEMA idem FROM PUBLIC;
 	SELECT count(*) FROM idem.health() WHERE check_name = 'schema' AND status = 'fail';
 	GRANT USAGE ON SCHEMA idem TO PUBLIC}, 'bare'), '0', 'health() does not mind what is taken from PUBLIC');
 is(ask($replay, 'bare'), $answers, 'and calls work');
+
+# A role that executes the owner's parts can have them compiled with types of its own, whose checks run as the owner.
+ask('CREATE DATABASE generous');
+ask(q{ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO erin; ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO erin},
+	'generous');
+$node->command_ok([ 'pg_dump', '-f', "$dump.full", 'first' ], 'pg_dump with privileges');
+run_file("$dump.full", 'generous');
+like(ask($schema, 'generous'), qr/^fail: PUBLIC lacks 0 .* roles have \d\d with which/,
+	'health() finds what the default privileges of a restore have given to one role');
+ask(q{CREATE SCHEMA erin AUTHORIZATION erin; GRANT app TO erin}, 'generous');
+my $compile = q{SET ROLE erin; SET search_path = erin, pg_catalog;
+	SELECT idem_internal.checked_tenant('a' COLLATE pg_catalog."C")};
+my $intrusion = q{RESET search_path; SELECT claimed FROM idem.claim('payments', 'compiled', lease => '1 minute');
+	SELECT DISTINCT ran_as FROM erin.run};
+ask(q{SET ROLE erin; CREATE TABLE erin.run (ran_as name); GRANT ALL ON erin.run TO PUBLIC;
+	GRANT USAGE ON SCHEMA erin TO PUBLIC; CREATE FUNCTION erin.note(pg_catalog.text) RETURNS boolean LANGUAGE plpgsql
+	AS $$ BEGIN IF current_user <> 'erin' THEN INSERT INTO erin.run VALUES (current_user); END IF; RETURN true; END $$;
+	CREATE DOMAIN erin.text AS pg_catalog.text CHECK (erin.note(VALUE))}, 'generous');
+is(ask("BEGIN; $compile; $intrusion; ROLLBACK", 'generous'), "a\nt\ninstaller", 'with which it is the owner');
+ask(q{SET ROLE installer; SELECT idem_internal.restore_privileges()}, 'generous');
+is(sqlstate($node, $compile, 'generous'), '42501', 'the hint takes it back');
+is(ask(q{SELECT has_table_privilege('erin', 'idem_internal.stored', 'SELECT')}, 'generous'), 'f', 'and the records');
+like(ask($schema, 'generous'), qr/^ok/, 'and cures it');
+ask('REVOKE app FROM erin');
 for my $part ('SCHEMA idem', 'SCHEMA idem_internal', 'FUNCTION idem.current_key()', 'VIEW idem.scopes')
 {
 	ask("ALTER $part OWNER TO erin", 'bare');
