@@ -2971,12 +2971,27 @@ BEGIN
                     EXIT WHEN FOUND;
                     tries := idem_internal.check_tries(tries);
                 END IF;
-                SELECT x AS row, x.xmin AS written_by INTO seen FROM idem.record AS x
-                WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key)
-                FOR NO KEY UPDATE;
+                SELECT x AS row, x.xmin AS written_by, x.xmax AS locked_by INTO seen
+                FROM idem.record AS x
+                WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key);
                 r := seen.row;
+                -- Only what is changed stays locked: another row may be under a lease.
+                IF idem_internal.is_held(seen.locked_by) THEN
+                    bound := idem_internal.new_bound('365000 days');
+                    CONTINUE WHEN idem_internal.wait_for(bound, NULL, r);
+                    RAISE lock_not_available;
+                END IF;
                 r.secret := 0;  -- requests are not compared
                 verdict := idem_internal.verdict(s, r, seen.written_by, NULL, clock_timestamp());
+                IF r.scope IS NOT NULL AND verdict IN ('claim', 'take_over') THEN
+                    PERFORM FROM idem.record AS x
+                    WHERE (x.scope, x.tenant, x.key) = (s.id, tenant, k.key) AND x = seen.row
+                    FOR NO KEY UPDATE;
+                    IF NOT FOUND THEN
+                        verdict := NULL;
+                        CONTINUE;
+                    END IF;
+                END IF;
                 IF verdict = 'open_here' THEN
                     PERFORM idem_internal.refuse_open_here(
                         k.key, 'Complete the claim first, or leave the key out of "keys".');

@@ -508,6 +508,14 @@ is($canceller->query("SELECT 'next'") =~ s/\n.*//sr, 'completed',
 	'cancel waits for once_each, and returns what it has stored');
 $holder->query_safe('RESET ROLE');
 
+# A batch with a key under a lease leaves the row alone.
+my $lease = $node->safe_psql('postgres', "SELECT idem.alter_scope('bob_scope', wait => '0');
+	SET ROLE bob; SELECT token FROM idem.claim('bob_scope', 'batched', lease => '1 hour')") =~ s/^\n//r;
+$holder->query_safe("SET ROLE bob; BEGIN; SELECT FROM idem.once_each('bob_scope', '{batched}'::text[])");
+is(bob("SELECT idem.renew('$lease') > now(); SELECT idem.complete('$lease', '1')"), "t\n1",
+	'a batch that meets a lease does not hold up its holder');
+$holder->query_safe('ROLLBACK; RESET ROLE');
+
 # Nor do functions for administrators and the purge: a claim that meets their rows waits no longer than it may.
 
 for my $key (qw(forgotten erased purged))
