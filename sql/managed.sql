@@ -259,7 +259,8 @@ BEGIN
     FROM pg_class AS c
     WHERE c.oid IN ('idem.secret'::regclass, 'idem.scope'::regclass, 'idem.record'::regclass,
                     'idem.watermark'::regclass)
-        AND c.relfilenode <> pg_relation_filenode(c.oid);
+        AND c.relfilenode <> pg_relation_filenode(c.oid)
+    LIMIT 1;
     IF FOUND THEN
         PERFORM idem_internal.refuse_unseen(format('Table %s was rewritten', rewritten));
     END IF;

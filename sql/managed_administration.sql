@@ -1285,7 +1285,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     s idem.scope;
-    found record;
+    listed record;
     r idem.record;
     bound idem_internal.bound;
     holder idem_internal.holder;
@@ -1316,22 +1316,22 @@ BEGIN
             'Erase the keys without a tenant in each scope.');
     END IF;
     PERFORM idem_internal.check_isolation(function);
-    FOR found IN
+    FOR listed IN
         SELECT x.scope AS id, x.key FROM idem.record AS x
         WHERE (x.scope = s.id OR scope IS NULL) AND x.tenant = tenant AND x.state <> 'a'
         ORDER BY x.scope, x.key
     LOOP
         IF scope IS NULL THEN
-            SELECT x.* INTO s FROM idem.scope AS x WHERE x.id = found.id;
-            s.id := found.id;
+            SELECT x.* INTO s FROM idem.scope AS x WHERE x.id = listed.id;
+            s.id := listed.id;
             s.wait := coalesce(s.wait, '10 seconds');
         END IF;
         r := idem_internal.record_at_rest(
-            s, tenant, found.key, split_part(function, '_', 1), false, false);
+            s, tenant, listed.key, split_part(function, '_', 1), false, false);
         records := records + 1;
         changed := changed + CASE
-            WHEN function = 'forget_tenant' THEN idem_internal.forget(r, found.key, force)
-            ELSE idem_internal.erase(r, found.key, force) END::integer;
+            WHEN function = 'forget_tenant' THEN idem_internal.forget(r, listed.key, force)
+            ELSE idem_internal.erase(r, listed.key, force) END::integer;
     END LOOP;
     IF records = 0 AND tenant = '' THEN
         RAISE NOTICE 'there are no records without a tenant';
@@ -1346,7 +1346,7 @@ BEGIN
     IF function = 'forget_tenant' THEN
         LOCK TABLE idem.watermark IN ROW EXCLUSIVE MODE;  -- which the bound is not for
         BEGIN
-            FOR found IN
+            FOR listed IN
                 SELECT w.source AS key FROM idem.watermark AS w
                 WHERE (w.scope, w.tenant) = (s.id, tenant)
                 ORDER BY w.source
@@ -1354,15 +1354,15 @@ BEGIN
                 bound := idem_internal.new_bound(idem_internal.fixed(s.wait));
                 PERFORM idem_internal.limit_waits(bound);
                 DELETE FROM idem.watermark AS w
-                WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, found.key);
+                WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, listed.key);
                 PERFORM set_config('lock_timeout', session_bound, true);
             END LOOP;
         EXCEPTION WHEN lock_not_available THEN
             PERFORM idem_internal.is_within(bound);
             SELECT h.* INTO holder
             FROM idem_internal.holder_of(
-                idem_internal.lock_id(s, tenant, 'source' || E'\x1f' || found.key)) AS h;
-            PERFORM idem_internal.refuse_in_progress(found.key, holder, bound);
+                idem_internal.lock_id(s, tenant, 'source' || E'\x1f' || listed.key)) AS h;
+            PERFORM idem_internal.refuse_in_progress(listed.key, holder, bound);
         END;
     END IF;
     RETURN changed;
@@ -1462,6 +1462,7 @@ BEGIN
     PERFORM idem_internal.store_owners();
     SELECT p.ctid, p.position INTO place, block
     FROM idem.purge_progress AS p
+    LIMIT 1
     FOR UPDATE SKIP LOCKED;
     block := coalesce(block, (SELECT p.position FROM idem.purge_progress AS p LIMIT 1), 0);
     FOR n IN 0 .. (blocks - 1) / stretch LOOP

@@ -99,7 +99,8 @@ DECLARE
 BEGIN
     SELECT x.scope, x.tenant, x.key, s.name INTO r
     FROM idem.record AS x LEFT JOIN idem.scope AS s ON s.id = x.scope
-    WHERE octet_length(x.key) NOT BETWEEN 1 AND 255 OR octet_length(x.tenant) > 255;
+    WHERE octet_length(x.key) NOT BETWEEN 1 AND 255 OR octet_length(x.tenant) > 255
+    LIMIT 1;
     IF FOUND THEN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = 'a record has a key or tenant that the extension refuses',

@@ -51,6 +51,7 @@ for my $database (sort keys %given)
 {
 	ask("CREATE DATABASE $database");
 	ask("GRANT CREATE ON DATABASE $database TO installer; CREATE SCHEMA hostile;
+		ALTER DATABASE $database SET plpgsql.extra_errors = 'all';
 		GRANT USAGE ON SCHEMA hostile TO PUBLIC;
 		ALTER DEFAULT PRIVILEGES FOR ROLE installer GRANT $given{$database} ON TABLES TO PUBLIC;
 		ALTER DEFAULT PRIVILEGES FOR ROLE installer GRANT $given{$database} ON SEQUENCES TO PUBLIC;
