@@ -120,7 +120,7 @@ ALTER TABLE idem.scope
 
 -- A new scope gets the newest secret, and a new secret goes to all scopes, also in a session whose
 -- session_replication_role is replica. A row that is restored or replicated has its secret, which
--- may not be in idem.secret yet.
+-- may not be in idem.secret yet, but must not be another one there.
 CREATE FUNCTION idem_internal.copy_secret()
 RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -133,6 +133,15 @@ BEGIN
     IF NEW.secret_id IS NULL THEN
         SELECT k.id, k.secret INTO NEW.secret_id, NEW.secret
         FROM idem.secret AS k WHERE k.id > 0 ORDER BY k.id DESC LIMIT 1;
+    ELSIF EXISTS (SELECT FROM idem.secret AS k
+                  WHERE k.id IN (0, NEW.secret_id)
+                      AND k.secret <> CASE k.id WHEN 0 THEN NEW.seed ELSE NEW.secret END)
+    THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = format('scope "%s" comes from a database with other secrets', NEW.name),
+            DETAIL = 'Child keys would be others, and retries could conflict with their records.',
+            HINT = 'Restore into a database in which idem was just installed, after DELETE FROM '
+                   'idem.secret.';
     END IF;
     RETURN NEW;
 END

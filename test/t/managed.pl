@@ -486,6 +486,21 @@ is(sqlstate($node, "SELECT idem.create_scope('s', $_)", 'uncommented'), '22023',
 	"without comments, settings are checked: $_")
   for q{weak_keys => 'Reject'}, q{store_request => 'banana'}, q{tenant_from => 'Role'};
 
+# Data alone, into an installation, which has secrets of its own: with these, child keys would be others.
+ask('CREATE DATABASE data');
+install('data');
+$node->command_ok([ 'pg_dump', '--data-only', '-t', 'idem.*', '-f', "$dump.data", 'first' ], 'pg_dump of data alone');
+($done, $err) = run_file("$dump.data", 'data');
+like($err, qr/scope "[^"]+" comes from a database with other secrets.*DELETE FROM idem\.secret/s,
+	'no scope comes to secrets of another database');
+ask('DELETE FROM idem.secret; TRUNCATE idem.record, idem.watermark, idem.dropped_scope', 'data');
+($done, $err) = run_file("$dump.data", 'data');
+ok($done, 'but to none, as the hint says') or diag $err;
+is(ask($replay, 'data'), $answers, 'where records answer retries');
+is(ask($child, 'data'), $child_key, 'and child keys are the same');
+like(ask(q{SET plpgsql.extra_errors = 'all'; SELECT idem.purge()}, 'data'), qr/^\d$/,
+	'and a purge begins at one of two places');
+
 # Without privileges, every role may execute what only administrators may, once it gets USAGE.
 my $privileges = q{SELECT string_agg(concat_ws(' ', o.name, a.privilege_type), E'\n' ORDER BY o.name, a.privilege_type)
 	FROM (SELECT oid::regprocedure::text, coalesce(proacl, acldefault('f', proowner)), pronamespace FROM pg_proc
