@@ -121,6 +121,20 @@ for (@troubles)
 	check($alert, 'is silent where there is no idem', [], 60 => []);
 }
 
+# A scrape that fails ends all series, and must not begin the wait for an alert anew.
+for (grep { $_->[0] =~ /Fails|Warns|Lapse|Exhausted/ } @troubles)
+{
+	my ($alert, $metrics, undef, undef, $summary, %labels) = @$_;
+	my ($metric) = keys %$metrics;
+	my %trouble = (IdemFails => 2, IdemLeasesLapse => 1260);
+	my $value = $trouble{$alert} // ($alert eq 'IdemWarns' ? 1 : 3);
+	my %at = (%labels, instance => 'a:9187', datname => 'shop', scope => 'orders');
+	check($alert, 'fires where every other scrape fails', [ [ $metric, \%at, join ' ', ("$value stale") x 30 ] ],
+		40 => [ firing($alert, \%at, $summary) ], 41 => [ firing($alert, \%at, $summary) ]);
+	check($alert, 'forgives what one scrape shows', [ [ $metric, \%at, "_x9 $value stale _x60" ] ],
+		map { $_ => [] } 10 .. 30);
+}
+
 # What is special ----------------------------------------------------------------------------------
 
 my %shop = (instance => 'a:9187', datname => 'shop');
