@@ -23,12 +23,29 @@ CREATE SCHEMA migrate;
 GRANT USAGE ON SCHEMA migrate TO PUBLIC;
 
 -- ADAPT: your table, with these column names: text, but for status (integer), response (jsonb) and
--- expires_at (timestamptz). If it has no tenants, use ''; if it has no hashes, NULL; if a key that
--- never expires has NULL, coalesce(expires_at, 'infinity'). A row with neither status nor response is
--- an operation that has begun: if it means that one is done, use 200 for the status. The docs say what
--- to do about a key of another type.
+-- expires_at (timestamptz). If it has no tenants, use '', and if some keys have none,
+-- coalesce(tenant, ''); if it has no hashes, NULL; if a key that never expires has NULL,
+-- coalesce(expires_at, 'infinity'). A row with neither status nor response is an operation that has
+-- begun: if it means that one is done, use 200 for the status. The docs say what to do about a key of
+-- another type.
 CREATE VIEW migrate.old AS
   SELECT scope, tenant, key, request_hash, status, response, expires_at FROM idempotency_key;
+
+-- Of a row that a retry does not find, the operation would run again.
+DO $$
+DECLARE lost migrate.old;
+BEGIN
+  SELECT * INTO lost FROM migrate.old o
+   WHERE num_nulls(tenant, key, expires_at) > 0
+      OR NOT EXISTS (SELECT FROM idem.scopes s WHERE s.name = o.scope);
+  IF FOUND THEN
+    RAISE EXCEPTION 'a retry would not find some rows of migrate.old'
+      USING ERRCODE = 'null_value_not_allowed',
+            DETAIL = format('One has the scope %L, the tenant %L and the key %L, and expires at %L.',
+                            lost.scope, lost.tenant, lost.key, lost.expires_at),
+            HINT = 'Create a scope for each that the view shows, and let it show no NULL there.';
+  END IF;
+END $$;
 
 -- The fence stops new operations in the old table. CREATE TRIGGER waits for every transaction that
 -- has written to the table. Late calls of the old code get 40001, and their retries find the new
@@ -42,7 +59,7 @@ CREATE TRIGGER moved BEFORE INSERT ON idempotency_key      -- ADAPT: your table
   EXECUTE FUNCTION migrate.moved();
 -- Code that uses an expired row again begins an operation, too.
 CREATE TRIGGER moved_again BEFORE UPDATE ON idempotency_key FOR EACH ROW      -- ADAPT: your table
-  WHEN (OLD.expires_at <= now()) EXECUTE FUNCTION migrate.moved();            -- and its column
+  WHEN (OLD.expires_at <= clock_timestamp()) EXECUTE FUNCTION migrate.moved(); -- and its column
 
 -- A transaction that sees this row also sees everything that was written before the fence.
 CREATE TABLE migrate.fence AS SELECT now() AS since;
