@@ -96,6 +96,13 @@ sub end_leases
 	return "UPDATE idem.record SET lease_end = clock_timestamp() + interval '$when' WHERE state = 'p';\n";
 }
 
+# Three days without workers, of which only the purge takes no notice. How much it has deleted.
+sub outage
+{
+	my $past = join ', ', map { "$_ = $_ - interval '3 days'" } qw(created expires lease_end);
+	return ask("UPDATE idem.record SET $past; SELECT idem.purge()");
+}
+
 # A file to which a service outside of the database writes what it does, of this database's recipe.
 my $folder = PostgreSQL::Test::Utils::tempdir;
 sub service_log { return "$folder/" . ($database =~ s/\W/_/gr) . '.log'; }
@@ -152,6 +159,7 @@ sub abandoned
 		$state = ask("SELECT state FROM idem.lookup('payments', 'key $last')");
 	}
 	ask(q{SELECT payment_begin('the processor is down', '{"amount": 0.5}'); } . end_leases('-1 s'));
+	my $lost = outage();
 	my $stopped = $healthy->();
 	my $down = ask(q{SELECT last_error->>'message' FROM idem.in_flight WHERE key = 'the processor is down'});
 	my $unfinished = ask(q{SELECT count(*) FROM idem.in_flight WHERE key LIKE 'key %'});
@@ -171,7 +179,7 @@ SQL
 	note "deaths at $last steps";
 	return facts("unfinished $unfinished", "charged again $charged_again", "called again $called_again",
 		'paid again ' . (ask('SELECT count(*) FROM payment') - $last), 'unanswered ' . ($last - $answered),
-		"down: $down", "stopped $stopped");
+		"down: $down", "stopped $stopped", "lost $lost");
 }
 
 # The recipe's procedure. The processor is a program that the server calls, so that no rollback undoes
@@ -417,6 +425,7 @@ SQL
 	}
 	# A worker dies, too.
 	ask(end_leases('-1 s'));
+	my $lost = outage();
 	dies_at(10 * $_, 'CALL finish_trips()') for 1 .. 3;
 	ask(end_leases('-1 s') . 'CALL finish_trips()');
 
@@ -458,7 +467,7 @@ SQL
 	return facts("half $half", "wrong answers $wrong", 'later ' . ($later eq $late ? 'the same' : 'others'),
 		'some with all ' . ($all > 0 ? 'yes' : 'no'), 'some with none ' . ($none > 0 ? 'yes' : 'no'),
 		'cancelled ' . ($backwards ? 'backwards' : 'in another order'), "unfinished $unfinished",
-		"worker $worker", "broken $broken", "beside it $beside");
+		"worker $worker", "broken $broken", "beside it $beside", "lost $lost");
 }
 
 # ---------------------------------------------------------------------------------------------
@@ -870,6 +879,7 @@ SQL
 	ask(q{SELECT token FROM idem.take('reports', lease => '1 hour')});    # dies
 	push @seen, $post->('r2', 4);
 	$age->('2 hours');
+	my $lost = outage();
 	ask('CALL make_reports()');
 	push @seen, $get->('r2');
 
@@ -902,7 +912,7 @@ SQL
 	$post->('next', 4);
 	ask('CALL make_reports()');
 	push @seen, $get->('next');
-	return facts(@seen, 'made ' . ask('SELECT count(*) FROM made'));
+	return facts(@seen, 'made ' . ask('SELECT count(*) FROM made'), "lost $lost");
 }
 
 # ---------------------------------------------------------------------------------------------
@@ -1090,7 +1100,7 @@ my %test = (
 		after => 'An external call',
 		run => \&abandoned_sql,
 		shows => 'unfinished 0, charged again 0, called again 4, paid again 0, unanswered 0, '
-		  . 'down: payment: processor is down, stopped at its end',
+		  . 'down: payment: processor is down, stopped at its end, lost 0',
 		without => {
 			take => [ qr/idem\.take\('payments'\)/, 'NULL::idem.take_result', qr/^unfinished [1-9]/ ],
 			child_key => [ qr/'charge', charge\(idem\.child_key\(t\.token, 'charge'\)/,
@@ -1105,7 +1115,7 @@ my %test = (
 		after => 'An external call',
 		run => \&abandoned_python,
 		shows => 'unfinished 0, charged again 0, paid again 0, unanswered 0, '
-		  . q{down: <HTTPError 500: 'Internal Server Error'>, stopped 0},
+		  . q{down: <HTTPError 500: 'Internal Server Error'>, stopped 0, lost 0},
 		python => 1,
 		without => {
 			child_key => [ qr/"SELECT idem\.child_key\(%s, 'charge'\)", \(token,\)/, '"SELECT idem.new_key()"',
@@ -1115,8 +1125,9 @@ my %test = (
 	'A saga' => {
 		run => \&saga,
 		shows => 'half 0, wrong answers 0, later the same, some with all yes, some with none yes, cancelled '
-		. 'backwards, unfinished 0, worker , broken trip: division_by_zero, beside it completed',
+		. 'backwards, unfinished 0, worker , broken trip: division_by_zero, beside it completed, lost 0',
 		without => {
+			ttl => [ qr/ttl => '7 days', /, '', qr/lost [1-9]/ ],
 			checkpoint => [ qr/PERFORM idem\.checkpoint\(.*?\);/, '', qr/half [1-9]/ ],
 			child_key => [ qr/idem\.child_key\(token, steps\[n\]\)/, 'idem.new_key()', qr/half [1-9]/ ],
 			take => [ qr/idem\.take\('trips'\)/, 'NULL::idem.take_result', qr/unfinished [1-9]/ ],
@@ -1213,11 +1224,12 @@ my %test = (
 		. '/reports/r2, 202 /reports/r2, 200 {"rows": 3}, '
 		  . '202 /reports/r3, 202 /reports/r4, 202 5, 200 {"rows": 12}, 202 60, first|2, 404 {"message": "no such '
 		  . 'year"}, '
-		  . '202 /reports/another, 200 {"rows": 3}, 200 {"rows": 2}, 200 {"rows": 3}, made 5',
+		  . '202 /reports/another, 200 {"rows": 3}, 200 {"rows": 2}, 200 {"rows": 3}, made 5, lost 2',
 		without => {
 			claim => [ qr/idem\.claim\('POST \/reports', key/, q{idem.claim('POST /reports', idem.new_key()},
 				qr/made 10/ ],
 			new_key => [ qr/idem\.new_key\(\)/, 'key', qr/202 5, 404, / ],
+			ttl => [ qr/ttl => '7 days', /, '', qr/ID002, 202 \/reports\/r2, 202 \/reports\/r2, 404, .* lost 4/ ],
 			left => [ qr/left\('report: ' \|\| SQLERRM, 1000\)/, 'SQLERRM', qr/202 5, made 4/ ],
 			lease => [ qr/, lease => '1 microsecond'/, '', qr/^404, ID006/ ],
 			take => [ qr/idem\.take\('reports'\)/, 'NULL::idem.take_result', qr/made 0/ ],
