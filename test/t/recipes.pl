@@ -1062,7 +1062,7 @@ sub agent_tool
 		$result = $json->decode($result);
 		my ($content, $text) = ($result->{structuredContent}, $result->{content}[0]{text});
 		return join ' ', $json->encode($json->decode($text)) eq $json->encode($content) ? () : "not as text: $text",
-			$result->{isError} ? 'error' : 'order', $content->{order} // $content->{sqlstate},
+			$result->{isError} ? 'error' : 'order', $content->{order} // $content->{sqlstate} // 'erased',
 			map { $content->{$_} ? $_ : () } qw(replayed retry_after);
 	};
 	my $uuid = '"idempotency_key": "8e03978e-40d5-43dd-bc93-6894a57f9324"';
@@ -1080,6 +1080,8 @@ sub agent_tool
 	push @said, $call->("'ann'", $other);
 	$first->query_safe('COMMIT');
 	$first->quit;
+	push @said, $call->("'ann'", $other);
+	ask("SELECT idem.erase('place_order', '0b5e1a3c-7f42-4a43-9c0f-3f3df6a8f0c1', 'ann')");
 	push @said, $call->("'ann'", $other);
 	return facts(@said, 'orders ' . ask('SELECT count(*) FROM agent_order'));
 }
@@ -1261,7 +1263,7 @@ my %test = (
 	'A tool for agents' => {
 		run => \&agent_tool,
 		shows => 'order 1, order 1 replayed, error ID002, error ID002, order 2, error ID007, error ID007, ID013, '
-		. 'error ID001 retry_after, order 3 replayed, orders 3',
+		. 'error ID001 retry_after, order 3 replayed, order erased replayed, orders 3',
 		without => {
 			try_claim => [ qr/arguments->>'idempotency_key'/, 'idem.new_key()', qr/^order 1, order 2, / ],
 			tenant => [ qr/tenant => identity/, q{tenant => 'all'}, qr/ID002, order 1 replayed, error ID007/ ],
