@@ -31,10 +31,16 @@ GRANT USAGE ON SCHEMA migrate TO PUBLIC;
 CREATE VIEW migrate.old AS
   SELECT scope, tenant, key, request_hash, status, response, expires_at FROM idempotency_key;
 
--- Of a row that a retry does not find, the operation would run again.
+-- Of a row that a retry does not find, the operation would run again. One that cannot be deleted
+-- cannot move.
 DO $$
 DECLARE lost migrate.old;
 BEGIN
+  IF pg_relation_is_updatable('migrate.old', true) & (1 << 4) = 0 THEN
+    RAISE EXCEPTION 'rows of migrate.old cannot be deleted'
+      USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'Let the view select from one table, or write an INSTEAD OF DELETE trigger.';
+  END IF;
   SELECT * INTO lost FROM migrate.old o
    WHERE num_nulls(tenant, key, expires_at) > 0
       OR NOT EXISTS (SELECT FROM idem.scopes s WHERE s.name = o.scope);

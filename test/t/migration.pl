@@ -200,6 +200,13 @@ for (q{'payments', NULL, 'k', NULL, 200, '1', now()}, q{'payments', '', 'k', NUL
 		"migrate.sql refuses a row that is lost: $_");
 }
 
+my $joined = PostgreSQL::Test::Utils::tempdir . '/joined.sql';
+append_to_file($joined, slurp_file('examples/migration/migrate.sql')
+	=~ s/ FROM idempotency_key;\K/ DROP VIEW migrate.old;
+CREATE VIEW migrate.old AS SELECT k.* FROM idempotency_key k JOIN payment p USING (key);/r);
+$node->command_fails_like([ map { s/.*migrate\.sql/$joined/r } @migrate ], qr/rows of migrate.old cannot be deleted/,
+	'migrate.sql refuses a view whose rows cannot move');
+
 # Ids of messages in a table of their own, while the old code handles one.
 my $fence = slurp_file('examples/migration/migrate.sql') =~ s/^-- (?=(?:CREATE|SELECT) .*message)//mgr;
 my $adapted = PostgreSQL::Test::Utils::tempdir . '/migrate.sql';
