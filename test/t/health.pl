@@ -748,6 +748,13 @@ $node->append_conf('postgresql.conf', 'max_worker_processes = 8');
 $node->restart;
 health_becomes('worker', 'ok', 'worker: cured');
 
+# The query for other monitoring systems must not call a server healthy that its role cannot judge.
+my ($query) = slurp_file('docs/monitoring.md') =~ /.*^```sql\n(.*?)^```$/ms;
+sql('CREATE ROLE visitor LOGIN');
+my @levels = map { $node->safe_psql('postgres', $query, connstr => $node->connstr('postgres') . " user=$_") }
+  qw(watcher visitor);
+is("@levels", '0| ', 'as a member of pg_monitor, the query of the page has a level, and as another role no row');
+
 is( sql("SELECT string_agg(check_name, ',') FROM idem.health() WHERE status <> 'ok'"), '', 'in the end, no problems');
 log_is_clean($node);
 $node->stop;
