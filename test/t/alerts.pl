@@ -165,6 +165,11 @@ check('IdemPurgeLag', 'fires for each server and database', [
 				"idem on $_->[0], database $_->[1]: records expired 2h 0m 0s ago and have not been purged") }
 		[ 'a:9187', 'shop' ], [ 'b:9187', 'shop' ], [ 'a:9187', 'crm' ] ]);
 
+check('IdemPurgeLag', 'fires where every other scrape fails',
+	[ [ 'idem_scope_expired_age_seconds', \%orders, join ' ', ('7200 stale') x 20 ] ],
+	30 => [ firing('IdemPurgeLag', \%shop, "$where: records expired 2h 0m 0s ago and have not been purged") ],
+	31 => [ firing('IdemPurgeLag', \%shop, "$where: records expired 2h 0m 0s ago and have not been purged") ]);
+
 # A server that is new, or of which Prometheus has forgotten that it was there, is not missed.
 sub health
 {
