@@ -1,7 +1,7 @@
 -- Starts the migration from your own table of keys to idem, without a pause and without losing a
 -- live key (docs/migration.md). Adapt the lines marked ADAPT. Run the script in the database of the
 -- table, as a superuser, or as the owner of the table with the privileges to create schemas and to
--- execute idem.create_scope(), who is a member of the role that it gives the scopes to:
+-- execute idem.create_scope(), who has the privileges of the role that it gives the scopes to:
 --
 --   psql --single-transaction -v ON_ERROR_STOP=1 -f migrate.sql
 --
@@ -49,7 +49,7 @@ BEGIN
       USING ERRCODE = 'null_value_not_allowed',
             DETAIL = format('One has the scope %L, the tenant %L and the key %L, and expires at %L.',
                             lost.scope, lost.tenant, lost.key, lost.expires_at),
-            HINT = 'Create a scope for each that the view shows, and let it show no NULL there.';
+            HINT = 'Let the view show scopes that exist and that this role may use, and no NULL.';
   END IF;
 END $$;
 
