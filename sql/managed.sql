@@ -3050,14 +3050,20 @@ CREATE FUNCTION idem.once_each(scope text, keys anycompatiblearray, tenant text 
 RETURNS SETOF anycompatible
 LANGUAGE plpgsql AS $$
 BEGIN
+    -- A subscript would read the array from its beginning, for each key.
     RETURN QUERY
-        SELECT keys[pg_catalog.array_lower(keys, 1) OPERATOR(pg_catalog.+) p
-                    OPERATOR(pg_catalog.-) 1]
-        FROM idem_internal.caller AS c,
-            idem_internal.once_each(
-                c.role, c.proof, scope COLLATE pg_catalog."C", keys::pg_catalog.text[],
-                pg_catalog.pg_typeof(keys[1]), tenant) AS p
-        ORDER BY p;
+        WITH new_key AS MATERIALIZED (
+            SELECT p AS place
+            FROM idem_internal.caller AS c,
+                idem_internal.once_each(
+                    c.role, c.proof, scope COLLATE pg_catalog."C", keys::pg_catalog.text[],
+                    pg_catalog.pg_typeof(keys[1]), tenant) AS p
+        )
+        SELECT u.key
+        FROM new_key AS n
+            JOIN pg_catalog.unnest(keys) WITH ORDINALITY AS u (key, place)
+                ON u.place OPERATOR(pg_catalog.=) n.place
+        ORDER BY n.place;
 END
 $$;
 
