@@ -605,14 +605,17 @@ test (found, check_name, status, scope, detail, hint) AS (
         'functions',
         'warn',
         NULL,
-        format('Function %s is declared %s, but calls a function of idem that writes: the planner '
-               'may call it, and may merge identical calls into one.', p.oid::regprocedure,
-               CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'IMMUTABLE' END),
+        format('Function %s is declared %s, but %s: the planner may call it, and may merge '
+               'identical calls into one.', p.oid::regprocedure,
+               CASE p.provolatile WHEN 's' THEN 'STABLE' ELSE 'IMMUTABLE' END,
+               CASE WHEN p.pronamespace = 'idem'::regnamespace THEN 'writes'
+                   ELSE 'calls a function of idem that writes' END),
         format('ALTER FUNCTION %s VOLATILE', p.oid::regprocedure)
     FROM pg_proc p
     WHERE p.provolatile <> 'v'
-        AND p.pronamespace <> 'idem'::regnamespace
-        AND (p.prosrc ~* E'\\midem'
+        AND CASE WHEN p.pronamespace = 'idem'::regnamespace
+            THEN EXISTS (SELECT FROM writer w WHERE w.name = p.proname)
+            ELSE p.prosrc ~* E'\\midem'
              -- A comment calls nothing; -- and /* within a string begin none.
              AND regexp_replace(p.prosrc,
                                 E'(''[^'']*'')|--[^\\n]*|/\\*(?:[^*]|\\*+[^*/])*\\*+/',
@@ -626,8 +629,8 @@ test (found, check_name, status, scope, detail, hint) AS (
                         WHERE d.classid = 'pg_proc'::regclass
                             AND d.objid = p.oid
                             AND d.refclassid = 'pg_proc'::regclass
-                            AND f.pronamespace = 'idem'::regnamespace
-                            AND f.provolatile = 'v'))
+                            AND f.pronamespace = 'idem'::regnamespace)
+            END
 ),
 -- One cause may be found in ten thousand scopes.
 finding AS MATERIALIZED (

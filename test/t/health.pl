@@ -642,6 +642,11 @@ is(health('functions', column => 'status, detail'),
 	'functions: one would let every role use every scope');
 follow_hint('functions');
 is(health('functions'), 'ok', 'functions: cured');
+sql('ALTER FUNCTION idem.once(text, anycompatible, jsonb, text) STABLE');
+like(health('functions', column => 'status, detail'), qr/^warn\|.*idem\.once\(.* is declared STABLE, but writes: /,
+	'functions: the planner may call one of idem itself');
+follow_hint('functions');
+is(health('functions'), 'ok', 'functions: cured');
 
 # Grants that let a role do what only idem may do. The hints take all of it back.
 sql('CREATE ROLE granted; GRANT ALL ON ALL TABLES IN SCHEMA idem TO granted;
