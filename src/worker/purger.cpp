@@ -75,13 +75,10 @@ constexpr std::array needs = {
 // as purging needs it until the transaction ends. Never waits: a transaction that drops, rebuilds
 // or upgrades them goes first, and the purge is postponed.
 Outcome lock_installation() {
-    const Oid extension = get_extension_oid("idem", true);
-    if (!OidIsValid(extension)) return Outcome::absent;
+    if (!OidIsValid(get_extension_oid("idem", true))) return Outcome::absent;
     for (const auto& [table, mode] : needs) {
         const Oid oid = pg::find_table_oid(table);
-        // A schema and tables of these names may exist without the extension.
-        if (!OidIsValid(oid) || getExtensionOfObject(RelationRelationId, oid) != extension)
-            return Outcome::absent;
+        if (!OidIsValid(oid)) return Outcome::absent;
         if (!ConditionalLockRelationOid(oid, mode)) return Outcome::postponed;
         // The table may have gone before we had the lock; taking the lock accepted invalidations.
         if (pg::find_table_oid(table) != oid) return Outcome::absent;

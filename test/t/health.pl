@@ -401,6 +401,19 @@ for my $table ('record', managed_edition() ? () : 'purge_progress')
 	is(health('record tables'), 'ok', 'record tables: cured');
 }
 
+# Another role may then use the name, and would give the answers.
+unless (managed_edition())
+{
+	sql('CREATE ROLE squatter; GRANT CREATE ON DATABASE postgres TO squatter; ALTER SCHEMA idem RENAME TO renamed;
+		SET ROLE squatter; CREATE SCHEMA idem; CREATE TABLE idem.scope (id integer PRIMARY KEY, name text)');
+	my $refusal = '';
+	$node->psql('postgres', q{SELECT renamed.once('payments', 'renamed')}, stderr => \$refusal);
+	like($refusal, qr/ERROR:  extension "idem" lacks its table "scope"$/m,
+		'calls do not read the tables of another role');
+	sql('DROP SCHEMA idem CASCADE; ALTER SCHEMA renamed RENAME TO idem; DROP OWNED BY squatter; DROP ROLE squatter');
+	is(health('record tables'), 'ok', 'record tables: the schema has its name again');
+}
+
 # weak keys ----------------------------------------------------------------------------------------
 
 sql(q(SELECT pay('1767225600', '{"amount": 1}')));

@@ -226,7 +226,12 @@ Oid find_table_oid(Table table) {
     const Oid schema = OidIsValid(oids[index]) ? InvalidOid : own_schema();
     // No invalidation is processed between this look at the catalog and the note of the OID.
     if (OidIsValid(schema)) oids[index] = get_relname_relid(table_names[index], schema);
-    return oids[index];
+    const Oid oid = oids[index];
+    // Where idem's own was renamed, another role may have made a schema or table of the same name.
+    if (OidIsValid(schema) && OidIsValid(oid) &&
+        getExtensionOfObject(RelationRelationId, oid) != get_extension_oid("idem", true))
+        return oids[index] = InvalidOid;
+    return oid;
 }
 
 Oid table_oid(Table table) {
