@@ -784,7 +784,8 @@ $$;
 -- ---------------------------------------------------------------------------------------------
 
 -- The forms are those of src/core/weakness.cpp, and their names. idem.overview asks about 100,000
--- keys, most of them UUIDs: with five digits that differ, these are none of the forms.
+-- keys, most of them UUIDs, or names with a number: with five digits or letters that differ, and up
+-- to 40 in all, these are none of the forms.
 CREATE FUNCTION idem_internal.key_weakness(key text)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -794,6 +795,9 @@ DECLARE
 BEGIN
     IF key ~ '^[0-9a-f]{8}-[0-9a-f]{4}-[1-8][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'
         AND length(translate('0123456789abcdef', key, '')) <= 11
+        OR key ~ '^[A-Za-z][-_:/.#0-9A-Za-z]{7,39}$' AND key ~ '[0-9]'
+            AND length(translate('0123456789abcdefghijklmnopqrstuvwxyz', key, '')) <= 31
+            AND key !~ '(^|[-_:/.#])(undefined|null|None)([-_:/.#]|$)'
     THEN
         RETURN NULL;
     END IF;

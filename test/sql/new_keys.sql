@@ -94,7 +94,8 @@ SELECT outcome, attempt FROM idem.claim('leasing', :'old', lease => '1 microseco
 SELECT key, idem_internal.key_weakness(key) FROM unnest(ARRAY['4711', '1767225600', '2026-03-04T05:06:07Z', 'abc', 'aaaaaaaaaa',
   'order-4711', 'f47ac10b-58cc-4372-a567-0e02b2c3d479', '00000000-0000-0000-0000-000000000000', '01J2WF7330Q8XYZABCDEFGHJKM', '',
   'undefined', '[object Object]', 'order-null', '{{order_id}}', 'Payment', 'Idempotency-Key', 'o-1', 'ab1',
-  '11111111-1111-4111-8111-111111111111', '11111111-1112-4111-8111-111111111111']) key;
+  '11111111-1111-4111-8111-111111111111', '11111111-1112-4111-8111-111111111111',
+  'order-undefined-4711', 'message-4711', 'abcde-' || repeat('1', 58)]) key;
 SELECT idem_internal.key_weakness(NULL);
 \echo :LAST_ERROR_SQLSTATE
 
