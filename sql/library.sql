@@ -437,7 +437,11 @@ test (found, check_name, status, detail, hint) AS (
          CASE m.kind WHEN 'TABLE' THEN 'record tables' ELSE 'schema' END,
          format('%1$s: %2$s %1$s is owned by role "%3$s", and idem by role "%4$s".', m.name,
                 initcap(m.kind), pg_get_userbyid(m.owner), pg_get_userbyid(idem.owner)),
-         format('ALTER %s %s OWNER TO %s', m.kind, m.name, idem.owner::regrole)),
+         format(concat(CASE WHEN m.kind IN ('VIEW', 'FUNCTION')
+                                THEN 'Its owner can have changed it, and would then run as role '
+                                     '%3$s: compare it with that of a new installation. Then: '
+                       END, 'ALTER %1$s %2$s OWNER TO %3$s'),
+                m.kind, m.name, idem.owner::regrole)),
         (m.definer, 'functions',
          format('%s is SECURITY DEFINER: it takes its owner for its caller.', m.name),
          format('ALTER FUNCTION %s SECURITY INVOKER', m.name))

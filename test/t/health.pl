@@ -647,7 +647,10 @@ sql($_) for split /\n/, hint('record tables');
 is(health('record tables'), 'ok', 'record tables: cured');
 my @others = ('Schema idem', 'Schema idem_internal', 'View idem.scopes', 'Function idem.health(interval)');
 like(health('schema', column => 'detail'), qr/: \Q$_ $is\E$/m, "schema: $_") for @others;
-sql($_) for split /\n/, hint('schema');
+like(health('schema', column => 'hint'), qr/^Its owner can have changed it, .* Then: ALTER $_ idem\./m,
+	'schema: whose code may be that of the role')
+  for qw(VIEW FUNCTION);
+sql(s/.* Then: //r) for split /\n/, hint('schema');
 is(health('schema'), 'ok', 'schema: cured');
 sql('ALTER FUNCTION idem.once(text, anycompatible, jsonb, text) SECURITY DEFINER');
 is(health('functions', column => 'status, detail'),

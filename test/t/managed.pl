@@ -552,9 +552,10 @@ for my $part ('SCHEMA idem', 'SCHEMA idem_internal', 'FUNCTION idem.current_key(
 {
 	ask("ALTER $part OWNER TO erin", 'bare');
 	my $found = ask($schema, 'bare');
-	is($found, "fail: \u\L$part\E belongs to role erin, and the rest of idem to role installer. ALTER $part OWNER TO "
-		. 'installer', "health() finds that another role owns $part");
-	ask($found =~ s/.*installer\. //r, 'bare');
+	like($found, qr/^fail: \u\L\Q$part\E belongs to role erin, and the rest of idem to role installer\. .*/,
+		"health() finds that another role owns $part");
+	is($found =~ /If it is not idem's, drop it/, scalar $part !~ /SCHEMA/, 'whose code may be that of the role');
+	ask($found =~ s/.*(?=\bALTER )//r, 'bare');
 	like(ask($schema, 'bare'), qr/^ok/, 'and its hint cures it');
 }
 
