@@ -157,11 +157,12 @@ AS $$
         WHERE n.nspname IN ('idem', 'idem_internal')
         UNION ALL
         SELECT w.privilege, format('TABLE %s', c.oid::regclass),
-               has_table_privilege('public', c.oid, w.privilege), c.relname <> 'stored',
-               c.relnamespace, c.relacl, c.relowner
+               has_table_privilege('public', c.oid, w.privilege), true, c.relnamespace, c.relacl,
+               c.relowner
         FROM pg_class AS c CROSS JOIN (VALUES ('SELECT'), ('INSERT')) AS w (privilege)
         WHERE c.relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-            AND c.relkind = 'v' AND (w.privilege = 'SELECT' OR c.relname = 'new_claim')
+            AND c.relkind = 'v' AND c.relname <> 'stored'
+            AND (w.privilege = 'SELECT' OR c.relname = 'new_claim')
         UNION ALL
         SELECT 'EXECUTE', format('FUNCTION %s', p.oid::regprocedure),
                has_function_privilege('public', p.oid, 'EXECUTE'),

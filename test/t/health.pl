@@ -665,7 +665,7 @@ follow_hint('functions');
 is(health('functions'), 'ok', 'functions: cured');
 
 # Grants that let a role do what only idem may do. The hints take all of it back.
-sql('CREATE ROLE granted; GRANT ALL ON ALL TABLES IN SCHEMA idem TO granted;
+sql('CREATE ROLE granted; GRANT ALL ON ALL TABLES IN SCHEMA idem, idem_internal TO granted;
 	GRANT ALL ON ALL SEQUENCES IN SCHEMA idem TO granted; GRANT UPDATE (owner) ON idem.scope TO PUBLIC');
 my $may = 'Role granted may change it, and so';
 is(health('record tables', column => 'status, detail'), <<"OUT" =~ s/\n\z//r, 'record tables: a role may change them');
@@ -678,12 +678,14 @@ fail|idem.scope_id: Role granted may set it, and so give a new scope the records
 fail|idem.secret: $may let operations run again.
 warn|idem.secret: Role granted may read the secrets, with which it can find out keys and requests.
 fail|idem.watermark: $may let operations run again.
+fail|idem_internal.stored: $may let operations run again.
 OUT
 sql($_ =~ s/^If .*?: //r) for split /\n/, hint('record tables');
 is(health('record tables'), 'ok', 'record tables: cured');
 is( sql("SELECT string_agg(relname || ' ' || p, ', ' ORDER BY relname, p)
 		FROM pg_class c, unnest('{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) p
-		WHERE relnamespace = 'idem'::regnamespace AND relkind = 'r' AND has_table_privilege('granted', c.oid, p)"),
+		WHERE (relnamespace = 'idem'::regnamespace AND relkind = 'r' OR relname = 'stored')
+			AND has_table_privilege('granted', c.oid, p)"),
 	'', 'and the role may change nothing');
 sql('GRANT TRIGGER ON idem.scope TO granted');
 like(health('record tables', column => 'status, detail'),
