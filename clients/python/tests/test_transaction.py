@@ -477,6 +477,21 @@ class Psycopg2(Leftovers, Misdeeds, PaymentTest):
             with self.subTest(function), self.assertRaisesRegex(RuntimeError, NOT_YOURS):
                 self.payments().run("payments", new_key(), {}, function)
 
+    def test_nothing_is_sent_outside_of_the_transaction(self):
+        key = new_key()
+        for send in (lambda cursor: cursor.execute(PAY.replace("KEY", key)),
+                     lambda cursor: cursor.executemany(PAY.replace("KEY", key), [()]),
+                     lambda cursor: cursor.copy_from(
+                         io.StringIO(f"{key}\t1\n"), "payment", columns=("key", "amount"))):
+            def function(connection):
+                cursor = connection.cursor()
+                cursor.connection.cursor().execute("ROLLBACK")  # of the connection below
+                send(cursor)
+            for way, run in self.ways(key):
+                with self.subTest(send, way=way), self.assertRaisesRegex(RuntimeError, NOT_YOURS):
+                    run(function)
+                self.assertEqual(effects(key), 0)
+
     def test_the_cursors_of_the_application(self):
         def function(connection):
             with connection.cursor() as cursor:
@@ -502,6 +517,26 @@ class SQLAlchemy(Misdeeds, PaymentTest):
     def payments(self):
         return pg_idem.sqlalchemy.Idempotency(self.engine.begin)
 
+    def test_nothing_is_sent_outside_of_the_transaction(self):
+        engine = sqlalchemy.create_engine(self.engine.url)  # in 1.4, it need not be a future one
+        self.addCleanup(engine.dispose)
+
+        def autocommit(connection):
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+
+        def rollback(connection):
+            connection.get_transaction().rollback()
+        for misdeed in (autocommit, rollback):
+            for connect in (engine.begin, sqlalchemy.orm.sessionmaker(engine).begin):
+                key = new_key()
+
+                def function(connection):
+                    misdeed(connection if connect == engine.begin else connection.connection())
+                    self.do(connection, "PAY", key)
+                with self.subTest(misdeed, connect=connect), self.assertRaises(Exception):
+                    pg_idem.sqlalchemy.Idempotency(connect).run("payments", key, {}, function)
+                self.assertEqual(effects(key), 0)
+
 
 @unittest.skipUnless(sqlalchemy, "SQLAlchemy is not installed")
 class SQLAlchemyORM(SQLAlchemy):
@@ -511,6 +546,17 @@ class SQLAlchemyORM(SQLAlchemy):
     def payments(self):
         return pg_idem.sqlalchemy.Idempotency(
             sqlalchemy.orm.sessionmaker(self.engine, future=True).begin)
+
+    def test_an_error_of_the_session_is_what_is_raised(self):
+        class Row(sqlalchemy.orm.declarative_base()):
+            __table__ = sqlalchemy.Table("payment", sqlalchemy.MetaData(), sqlalchemy.Column(
+                "id", sqlalchemy.BigInteger, primary_key=True), sqlalchemy.Column("amount"))
+
+        def function(session):
+            session.add(Row(id=1, amount=None))
+            session.flush()
+        with self.assertRaises(sqlalchemy.exc.IntegrityError):
+            self.payments().transaction(function)
 
 
 @unittest.skipUnless(django and psycopg2, "Django or psycopg2 is not installed")
@@ -533,6 +579,19 @@ class Django(Misdeeds, PaymentTest):
     def payments(self):
         import pg_idem.django
         return pg_idem.django.Idempotency()
+
+    def test_nothing_is_sent_outside_of_the_transaction(self):
+        key = new_key()
+
+        def function(connection):
+            connection.connection.rollback()
+            connection.connection.autocommit = True
+            self.do(connection, "PAY", key)
+        self.addCleanup(self.connection.close)
+        for way, run in self.ways(key):
+            with self.subTest(way), self.assertRaises(Exception):
+                run(function)
+            self.assertEqual(effects(key), 0)
 
     def test_django_refuses_by_itself(self):
         from django.db import transaction

@@ -61,10 +61,8 @@ class AsyncIdempotency(flow.Operations[AsyncLease]):
 
     @asynccontextmanager
     async def begun(self) -> AsyncIterator[Any]:
-        async with self.connect() as connection:
-            drivers.require_idle(connection)
-            async with connection.transaction():
-                yield connection
+        async with self.connected() as connection, connection.transaction():
+            yield connection
 
     async def send(self, connection: Any, statements: Sequence[str],
                    parameters: Mapping[str, Any], *, before: str = "", after: str = "") -> Any:

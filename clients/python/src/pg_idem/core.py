@@ -106,8 +106,14 @@ class Guard:
         self.broken = True
         raise RuntimeError(NOT_YOURS)
 
-    def statement(self, statement: str) -> None:
+    def require_open(self, connection: Any) -> None:
+        """Called before all that is sent. Outside of the transaction, it would stay."""
         self.require_running()
+        if connection.autocommit and connection.info.transaction_status == 0:
+            self.refuse()
+
+    def statement(self, statement: str, connection: Any) -> None:
+        self.require_open(connection)
         if _ENDS.search(_LITERAL.sub(" ", statement)):
             self.refuse()
 

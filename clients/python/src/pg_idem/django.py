@@ -52,7 +52,8 @@ class Idempotency(sync.Framework):
         guard = core.Guard()
 
         def statement(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
-            guard.statement(drivers.text_of(sql, context["cursor"].cursor))
+            cursor = context["cursor"].cursor
+            guard.statement(drivers.text_of(sql, cursor), cursor.connection)
             return execute(sql, params, many, context)
 
         def whole() -> None:  # else the end of the block would roll back, and not say so

@@ -36,9 +36,7 @@ def guarded(connection: Any) -> Iterator[Any]:
     lent = object.__new__(connection.__class__)  # copy.copy() does not take the proxy of a tracer
 
     def waiting(*args: Any, **kwargs: Any) -> Any:  # all that is sent, also by other cursors
-        guard.require_running()
-        if connection.info.transaction_status == 0:
-            guard.refuse()
+        guard.require_open(connection)
         return connection.wait(*args, **kwargs)
     vars(lent).update(vars(connection), wait=waiting,
                       cursor_factory=guarded_cursor(connection.cursor_factory, guard),
@@ -54,13 +52,11 @@ def guarded(connection: Any) -> Iterator[Any]:
 def guarded_cursor(base: Any, guard: core.Guard) -> Any:
     class Cursor(base):  # type: ignore[misc]
         def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.statement(text_of(query, self))
-            if self.connection.info.transaction_status == 0:
-                guard.refuse()
+            guard.statement(text_of(query, self), self.connection)
             return super().execute(query, *args, **kwargs)
 
         def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.statement(text_of(query, self))
+            guard.statement(text_of(query, self), self.connection)
             return super().executemany(query, *args, **kwargs)
     return Cursor
 

@@ -119,10 +119,10 @@ class _Guarded:
 def _guarded_method(method: Callable[..., Any], guard: core.Guard) -> Callable[..., Any]:
     """The operation does not end while it runs, nor before a call that waits for its turn."""
     @functools.wraps(method)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def guarded(cursor: Any, *args: Any, **kwargs: Any) -> Any:
         with guard.lock:
-            guard.require_running()
-            return method(*args, **kwargs)
+            guard.require_open(cursor.connection)
+            return method(cursor, *args, **kwargs)
     return guarded
 
 

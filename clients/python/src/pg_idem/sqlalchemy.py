@@ -54,18 +54,28 @@ class Idempotency(sync.Framework):
     @contextmanager
     def guarded(self, connection: Any) -> Iterator[Any]:
         guard, of = core.Guard(), _connection_of(connection)
+        transaction = of.get_transaction()
 
-        def statement(_: Any, __: Any, statement: str, *___: Any) -> None:
-            guard.statement(statement)
+        def statement(_: Any, cursor: Any, statement: str, *__: Any) -> None:
+            if transaction and of.get_transaction() is not transaction:  # it was rolled back
+                guard.refuse()
+            guard.statement(statement, cursor.connection)
+
+        def options(_: Any, options: Any) -> None:
+            if "isolation_level" in options:  # its change is a rollback, before SQLAlchemy 2
+                guard.refuse()
 
         own = dict.fromkeys(("commit", "rollback", "close", "invalidate"), guard.refuse)
-        event.listen(of, "before_cursor_execute", statement)
+        events = {"before_cursor_execute": statement, "set_connection_execution_options": options}
+        for name, listener in events.items():
+            event.listen(of, name, listener)
         vars(connection).update(own)
         try:
             with guard.kept(lambda: drivers.require_whole(of.connection.dbapi_connection)):
                 yield connection
         finally:
-            event.remove(of, "before_cursor_execute", statement)
+            for name, listener in events.items():
+                event.remove(of, name, listener)
             for name in own:
                 del vars(connection)[name]
 

@@ -65,10 +65,8 @@ class Idempotency(Blocking):
 
     @contextmanager
     def begun(self) -> Iterator[Any]:
-        with self.connect() as connection:
-            drivers.require_idle(connection)
-            with connection.transaction():
-                yield connection
+        with self.connected() as connection, connection.transaction():
+            yield connection
 
     def send(self, connection: Any, statements: Sequence[str], parameters: Mapping[str, Any], *,
              before: str = "", after: str = "") -> Any:
