@@ -734,6 +734,17 @@ class PsycopgAsync(Outcomes, PaymentTest):
                         await way(work)
         asyncio.run(main())
 
+    def test_a_cancelled_statement_does_not_hold_the_key(self):
+        key = new_key()
+
+        async def late():
+            payments = AsyncIdempotency(aconnect)
+            with self.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(payments.run("payments", key, {}, lambda connection: (
+                    connection.execute("SELECT pg_sleep(600)"))), 0.5)
+            return await payments.run("payments", key, {}, lambda _: asyncio.sleep(0, "done"))
+        self.assertEqual(asyncio.run(late()).response, "done")
+
     def test_cancellation_rolls_back(self):
         key = new_key()
 

@@ -42,6 +42,9 @@ class AsyncIdempotency(flow.Operations[AsyncLease]):
                 yield connection
             except BaseException:
                 with contextlib.suppress(Exception):
+                    # psycopg 3.1 leaves the statement of a cancelled task running.
+                    if connection.info.transaction_status == 1 and not connection.lock.locked():
+                        await asyncio.to_thread(connection.pgconn.get_cancel().cancel)
                     await connection.rollback()
                 raise
             finally:
