@@ -437,6 +437,31 @@ class Psycopg(Outcomes, PaymentTest):
                 payments.operation("payments")(nameless)
             payments.operation("payments", name="nameless")(nameless)
 
+    def test_what_has_not_run_is_no_answer(self):
+        async def coroutine(*_):
+            pass
+
+        def generator(connection):
+            yield connection.execute(INSERT, {"amount": 1})
+
+        async def forgotten(connection):
+            return coroutine()
+        dumps = partial(json.dumps, default=str)  # as for decimals and dates
+        payments = Idempotency(connect, dumps=dumps)
+        run_async = AsyncIdempotency(aconnect, dumps=dumps).run
+        for run, function in ((payments.run, coroutine), (payments.run, generator), (
+                lambda *arguments: asyncio.run(run_async(*arguments)), forgotten)):
+            key = new_key()
+            with self.subTest(function), self.assertRaisesRegex(TypeError, "has not run"):
+                run("payments", key, {}, function)
+            self.assertEqual(query("SELECT state FROM idem.lookup('payments', %s::text)", key),
+                             "absent")
+
+        def pay(lease):
+            return lease.step("charge", coroutine)
+        with self.assertRaisesRegex(TypeError, "has not run"):
+            payments.lease("payments", new_key(), {}).run(pay)
+
     def test_a_function_of_the_same_name_in_another_module_is_refused(self):
         def defined_in(module, answer):
             def create(connection, request):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import pkgutil
@@ -537,6 +538,15 @@ def listed(what: str, values: object, kind: type) -> Collection[Any]:
             isinstance(value, bool) or not isinstance(value, kind) for value in values):
         raise TypeError(f"{what} must be a collection of {kind.__name__}, not {values!r}")
     return values
+
+
+def json_text(dumps: Callable[[Any], str], value: Any) -> str:
+    """What has not run has no effect, and `default=str` would store its name."""
+    if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+        getattr(value, "close", bool)()  # so that Python does not warn of it, too
+        raise TypeError(f"{value!r} has not run: its function needs await, or the asynchronous"
+                        " class")
+    return dumps(value)
 
 
 def request_text(request: Any, dumps: Callable[[Any], str]) -> Optional[str]:

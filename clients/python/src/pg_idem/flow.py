@@ -123,7 +123,8 @@ class Operations(Generic[L]):
         self._modules: dict[tuple[str, str], Any] = {}  # that have defined its functions
         self.records = records
         self.on_event = None if on_event is None else core.function("on_event", on_event)
-        self.dumps, self.loads = core.function("dumps", dumps), core.function("loads", loads)
+        self.dumps = functools.partial(core.json_text, core.function("dumps", dumps))
+        self.loads = core.function("loads", loads)
 
     def operation(self, scope: str, name: Optional[str] = None
                   ) -> Callable[[Callable[Concatenate[Any, P], T]], Operation[P, T]]:
