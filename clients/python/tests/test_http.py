@@ -1564,6 +1564,32 @@ class FastAPI(Asgi, PaymentTest):
                          (201, 1))
         self.assertEqual((found, session), ([1, 1], {"nonces": []}))
 
+    def test_outer_layers_find_what_the_endpoint_leaves_in_the_state(self):
+        app, found = fastapi.FastAPI(), []
+        app.router.route_class = pg_idem.fastapi.IdempotentRoute
+        once = pg_idem.fastapi.idempotent(AsyncIdempotency(aconnect), "payments", tenant=None)
+
+        def user(request: fastapi.Request):
+            request.state.seen = [*getattr(request.state, "seen", ()), "ann"]
+
+        @app.post("/payments", status_code=201)
+        async def pay(user=fastapi.Depends(user), connection=fastapi.Depends(once)):
+            found.append(1)
+            await connection.execute(INSERT, (1,))
+            if len(found) == 1:
+                raise psycopg.errors.SerializationFailure("lost")
+
+        async def log(request, call_next):
+            response = await call_next(request)
+            response.headers["X-Seen"] = " ".join(request.state.seen)
+            return response
+        app.middleware("http")(log)
+        made, key = app_of(self, app), new_key()
+        responses = [self.sent(made, key)[:2] for _ in range(2)]
+        self.assertEqual([(status, headers["x-seen"]) for status, headers in responses],
+                         [(201, "ann")] * 2)
+        self.assertEqual((effects(key), len(found)), (1, 2))
+
     def test_the_class_of_the_route_is_needed(self):
         app = fastapi.FastAPI()
         once = pg_idem.fastapi.idempotent(Idempotency(connect), "payments", tenant=None)

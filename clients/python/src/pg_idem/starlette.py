@@ -70,8 +70,7 @@ class Operation:
         self.body = await _read(request, self.route.max_body)
         self.initial = _initial(request.scope)  # dependencies run again, too
         while True:
-            scope = {**request.scope, "state": dict(request.scope.get("state", {}))}
-            attempt = type(request)(scope, _replay(self.body))
+            attempt = type(request)(request.scope, _replay(self.body))
             try:
                 made = await endpoint(attempt)
                 response = await _captured(attempt, made) if self.running else made
@@ -225,11 +224,11 @@ async def _finished(awaitable: Any) -> Optional[BaseException]:
 def _initial(scope: Any) -> http.Initial:
     """Of what an endpoint may change, without what frameworks keep there. What is in `state` may be
     that of a lifespan, and so of all requests."""
-    session = scope.get("session")
-    return http.Initial([scope, *http.states_of(session)], [session, *(
+    session, state = scope.get("session"), scope.setdefault("state", {})
+    return http.Initial([scope, state, *http.states_of(session)], [session, state, *(
         value for name, value in scope.items()
         if name in ("app", "router", "route", "endpoint", "extensions")
-        or name.startswith(("fastapi", "starlette", "pg_idem")))], scope.get("state", {}).values())
+        or name.startswith(("fastapi", "starlette", "pg_idem")))], state.values())
 
 
 def _path(scope: Any) -> str:
