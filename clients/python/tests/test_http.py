@@ -1564,6 +1564,37 @@ class FastAPI(Asgi, PaymentTest):
                          (201, 1))
         self.assertEqual((found, session), ([1, 1], {"nonces": []}))
 
+    def test_what_authenticates_comes_before_a_replay_wherever_it_stands(self):
+        once = pg_idem.fastapi.idempotent(AsyncIdempotency(aconnect), "payments", tenant=None)
+
+        def user(request: fastapi.Request):
+            if "Authorization" not in request.headers:
+                raise fastapi.HTTPException(401)
+
+        async def pay(connection=fastapi.Depends(once), user=fastapi.Depends(user)):
+            return "secret"
+
+        async def pay_within(user=fastapi.Depends(user)):
+            return "secret"
+
+        def unit(connection=fastapi.Depends(once), user=fastapi.Depends(user)):
+            return connection
+
+        async def pay_in_unit(unit=fastapi.Depends(unit)):
+            return "secret"
+        for endpoint, dependencies in ((pay, []), (pay_within, [fastapi.Depends(once)]),
+                                       (pay_in_unit, [])):
+            router = fastapi.APIRouter(route_class=pg_idem.fastapi.IdempotentRoute,
+                                       dependencies=dependencies)
+            router.post("/payments")(endpoint)
+            app, key = fastapi.FastAPI(), new_key()
+            app.include_router(router)
+            made = app_of(self, app)
+            with self.subTest(endpoint.__name__):
+                self.assertEqual(self.sent(made, key, Authorization="ann")[0], 200)
+                self.assertEqual(self.sent(made, key)[0], 401)
+                self.assertEqual(self.sent(made, key, Authorization="ann")[0], 200)
+
     def test_outer_layers_find_what_the_endpoint_leaves_in_the_state(self):
         app, found = fastapi.FastAPI(), []
         app.router.route_class = pg_idem.fastapi.IdempotentRoute

@@ -1,5 +1,5 @@
-"""Path operations of FastAPI that run once per key. The dependency claims the key, after those
-before it; the class of the route stores what leaves the endpoint, and commits.
+"""Path operations of FastAPI that run once per key. The dependency claims the key, after all others;
+the class of the route stores what leaves the endpoint, and commits.
 
     router = APIRouter(route_class=IdempotentRoute)
     once = idempotent(AsyncIdempotency(pool.connection), "payments", tenant=user_id)
@@ -46,6 +46,7 @@ def _shared() -> None:
 
 class IdempotentRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Any], Any]:
+        _claim_last(self.dependant)
         handler, route = super().get_route_handler(), _route_of(self.dependant)
 
         async def once(request: Any) -> Any:
@@ -62,6 +63,13 @@ class IdempotentRoute(APIRoute):
     def _made_of(self, value: Any) -> Response:
         return value if isinstance(value, Response) else JSONResponse(
             jsonable_encoder(value), self.status_code or 200)
+
+
+def _claim_last(dependant: Any) -> None:
+    """A replay needs no handler, but all that authenticates, wherever it stands."""
+    for each in dependant.dependencies:
+        _claim_last(each)
+    dependant.dependencies.sort(key=lambda each: _route_of(each) is not None)
 
 
 def _route_of(dependant: Any) -> Optional[Route]:
