@@ -437,6 +437,24 @@ class Psycopg(Outcomes, PaymentTest):
                 payments.operation("payments")(nameless)
             payments.operation("payments", name="nameless")(nameless)
 
+    def test_floats_that_the_application_reads_as_decimals(self):
+        class Exact(psycopg.adapt.Loader):
+            def load(self, data):
+                return Decimal(bytes(data).decode())
+
+        @contextlib.contextmanager
+        def exact():
+            with connect() as connection:
+                connection.adapters.register_loader("float8", Exact)
+                yield connection
+        payments, key = Idempotency(exact, wait=0, retry=PATIENT), new_key()
+        first, again = [payments.run("payments", key, {}, lambda connection: 1, expires=True)
+                        for _ in range(2)]
+        self.assertEqual((first.expires, again.replayed), (again.expires, True))
+        with held(key + "2", "{}"), self.assertRaises(InProgress) as raised:
+            payments.run("payments", key + "2", {}, None, retry=IMPATIENT)
+        self.assertIsInstance(raised.exception.retry_after, float)
+
     def test_what_has_not_run_is_no_answer(self):
         async def coroutine(*_):
             pass

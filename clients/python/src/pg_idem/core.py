@@ -237,7 +237,7 @@ class AttemptsExhausted(Refused):
 
 
 def time_of(epoch: Optional[float]) -> Optional[datetime]:
-    return None if epoch is None else datetime.fromtimestamp(epoch, timezone.utc)
+    return None if epoch is None else datetime.fromtimestamp(float(epoch), timezone.utc)
 
 
 class Event(NamedTuple):
@@ -294,7 +294,8 @@ class Claim(NamedTuple):
                           hint=error.get("hint"), status=self.status, headers=headers, body=body,
                           replayed=True, expires=time_of(self.expires))
         refused, code, message = _REFUSALS[self.outcome]
-        refusal = refused(code, message.format(key=key), self.retry_after)
+        after = None if self.retry_after is None else float(self.retry_after)  # perhaps a Decimal
+        refusal = refused(code, message.format(key=key), after)
         if isinstance(refusal, Conflict):
             refusal.differs = self.differs
         raise refusal
