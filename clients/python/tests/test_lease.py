@@ -977,6 +977,12 @@ class Workers(LeaseTest):
             self.work_until(Worker(Idempotency(connect), "leased", lambda lease: "paid",
                                    wait=10.0), done)
 
+    def test_nothing_is_waited_for_where_nothing_runs(self):
+        for error in (KeyboardInterrupt, SystemExit):
+            connect = unittest.mock.Mock(side_effect=error)
+            with self.assertRaises(error):  # not after the grace
+                Worker(Idempotency(connect), "leased", None, grace=100_000.0).run(signals=())
+
     def test_work_that_ends_itself_is_repeated_after_the_backoff(self):
         async def cancelled(lease):
             inner = asyncio.ensure_future(asyncio.sleep(60))

@@ -117,15 +117,14 @@ class Worker(WorkerBase):
             lease, sent = None, time.monotonic()
             try:
                 lease = flow.run(self._taken(Lease))
-                failures = 0
+                pause, failures = self._rest(sent), 0
             except Exception as error:
-                slots.release()
-                self._sleep(self._pause(error, failures))
-                failures += 1
-                continue
+                pause, failures = self._pause(error, failures), failures + 1
+            finally:  # also after KeyboardInterrupt and SystemExit, which would wait for the slot
+                if lease is None:
+                    slots.release()
             if lease is None:
-                slots.release()
-                self._sleep(self._rest(sent))
+                self._sleep(pause)
             else:
                 threading.Thread(target=self._work, args=(lease, slots), daemon=True,
                                  name=f"pg_idem worker of {self.scope}").start()
