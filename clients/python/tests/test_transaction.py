@@ -208,6 +208,27 @@ class Psycopg(Leftovers, Misdeeds, PaymentTest):
             threads.pop().join()
             self.assertEqual(effects(key), 0)
 
+    def test_a_pipeline_or_a_stream_that_is_left_open_holds_nothing_up(self):
+        left = []
+
+        def pipeline(connection):
+            left.append(connection.pipeline())
+            left[-1].__enter__()
+            self.do(connection, "PAY", key)
+
+        def stream(connection):
+            rows = connection.cursor().stream("SELECT generate_series(1, 100000)")
+            for _ in rows:
+                raise Failure("declined")  # whose traceback has the rows
+        for function in (pipeline, stream):
+            key = new_key()
+            for way, run in self.ways(key):
+                with self.subTest(function.__name__, way=way), self.assertRaises(
+                        RuntimeError if function == pipeline else Failure):
+                    run(function)
+                self.assertEqual(effects(key), 0)
+        del left[:]
+
     def test_the_proxy_of_a_tracer(self):
         class Proxy:
             __slots__ = ("wrapped",)
@@ -372,6 +393,15 @@ class PsycopgAsync(Misdeeds, PaymentTest):
             "leases", key, {}, backoff=(0.0, 0.0)).run(
                 lambda lease: lease.complete(effect=function)))
         yield "transaction", run(lambda payments, function: payments.transaction(function))
+
+    def test_a_stream_that_is_left_open_holds_nothing_up(self):
+        async def function(connection):
+            rows = connection.cursor().stream("SELECT generate_series(1, 100000)")
+            async for _ in rows:
+                raise Failure("declined")
+        for way, run in self.ways(new_key()):
+            with self.subTest(way), self.assertRaises(Failure):
+                run(function)
 
     def test_tasks_that_are_left_work_in_no_other_transaction(self):
         asyncio.run(self.leave_tasks())

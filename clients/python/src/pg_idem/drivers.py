@@ -38,14 +38,22 @@ def guarded(connection: Any) -> Iterator[Any]:
     def waiting(*args: Any, **kwargs: Any) -> Any:  # all that is sent, also by other cursors
         guard.require_open(connection)
         return connection.wait(*args, **kwargs)
+
+    def whole() -> None:
+        if connection.pgconn.pipeline_status:
+            raise RuntimeError(core.RUNNING)
+        require_whole(connection)
     vars(lent).update(vars(connection), wait=waiting,
-                      cursor_factory=guarded_cursor(connection.cursor_factory, guard),
+                      cursor_factory=guarded_cursor(connection.cursor_factory, guard), _streams=[],
                       **dict.fromkeys(("commit", "rollback", "close"), guard.refuse))
     vars(lent).setdefault("_pool", None)  # else psycopg warns that it was not closed
     try:
-        with guard.kept(lambda: require_whole(connection)):
+        with guard.kept(whole):
             yield lent
-    finally:  # they would meet the statement of another
+    finally:
+        if connection.pgconn.pipeline_status:  # all that is sent would wait for its end
+            connection.pgconn.finish()
+        # They would meet the statement of another.
         vars(lent).update(dict.fromkeys(("cancel", "cancel_safe"), guard.refuse))
 
 
@@ -58,7 +66,19 @@ def guarded_cursor(base: Any, guard: core.Guard) -> Any:
         def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
             guard.statement(text_of(query, self), self.connection)
             return super().executemany(query, *args, **kwargs)
+
+        def stream(self, *args: Any, **kwargs: Any) -> Any:
+            rows = super().stream(*args, **kwargs)
+            vars(self.connection)["_streams"].append(rows)
+            return rows
     return Cursor
+
+
+def streams_of(lent: Any) -> list[Any]:
+    """The rows that a function has asked psycopg 3 for. Until it has read them all, they hold the
+    lock of the connection, on which all would wait."""
+    streams: list[Any] = getattr(lent, "_streams", [])
+    return streams if streams and lent.lock.locked() else []
 
 
 def text_of(query: Any, cursor: Any) -> str:

@@ -7,6 +7,7 @@ for calls that return an awaitable.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -380,7 +381,12 @@ class Operations(Generic[L]):
 
     def guarded_call(self, connection: Any, body: Callable[[Any], Steps[Any]]) -> Steps[Any]:
         with self.guarded(connection) as own:
-            return (yield from body(own))
+            try:
+                return (yield from body(own))
+            finally:
+                for rows in drivers.streams_of(own):
+                    with contextlib.suppress(ValueError, RuntimeError):  # another reads it
+                        yield (rows.aclose if hasattr(rows, "aclose") else rows.close)()
 
     def guarded(self, connection: Any) -> Any:
         """A context manager: the connection for a function, which cannot end the transaction. At
