@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import threading
 import unittest
 import uuid
@@ -436,6 +437,18 @@ class Psycopg(Outcomes, PaymentTest):
             with self.subTest(nameless), self.assertRaisesRegex(TypeError, "pass name="):
                 payments.operation("payments")(nameless)
             payments.operation("payments", name="nameless")(nameless)
+
+    def test_a_statement_that_a_signal_ends_does_not_hold_the_key(self):
+        def expire(*_):  # as the time limit of a task queue
+            raise LookupError("time is up")
+        before = signal.signal(signal.SIGALRM, expire)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        key = new_key()
+        with self.assertRaises(LookupError):
+            Idempotency(connect).run("payments", key, {}, lambda connection: (
+                connection.execute("SELECT pg_sleep(600)")))
+        self.assertEqual(Idempotency(connect).run("payments", key, {}, lambda _: 1).response, 1)
 
     def test_floats_that_the_application_reads_as_decimals(self):
         class Exact(psycopg.adapt.Loader):

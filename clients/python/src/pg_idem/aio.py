@@ -42,8 +42,7 @@ class AsyncIdempotency(flow.Operations[AsyncLease]):
                 yield connection
             except BaseException:
                 with contextlib.suppress(Exception):
-                    # psycopg 3.1 leaves the statement of a cancelled task running.
-                    if connection.info.transaction_status == 1 and not connection.lock.locked():
+                    if drivers.is_abandoned(connection):
                         await asyncio.to_thread(connection.pgconn.get_cancel().cancel)
                     await connection.rollback()
                 raise

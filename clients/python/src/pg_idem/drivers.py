@@ -13,6 +13,11 @@ def is_idle(connection: Any) -> bool:
     return not connection.closed and connection.info.transaction_status == 0
 
 
+def is_abandoned(connection: Any) -> bool:
+    """Whether psycopg 3 waits no more for a statement: a task was cancelled, or a signal raised."""
+    return connection.info.transaction_status == 1 and not connection.lock.locked()
+
+
 def require_idle(connection: Any) -> None:
     if connection.info.transaction_status != 0:
         raise RuntimeError("the connection has an open transaction, and an operation needs its own")

@@ -51,6 +51,8 @@ class Idempotency(Blocking):
                     connection.autocommit = own
 
     def undo(self, connection: Any) -> None:
+        if drivers.is_abandoned(connection):
+            connection.cancel()
         connection.rollback()
 
     @contextmanager
