@@ -1564,6 +1564,21 @@ class FastAPI(Asgi, PaymentTest):
                          (201, 1))
         self.assertEqual((found, session), ([1, 1], {"nonces": []}))
 
+    def test_a_body_that_is_too_long_is_not_parsed(self):
+        app = fastapi.FastAPI()
+        app.router.route_class = pg_idem.fastapi.IdempotentRoute
+        once = pg_idem.fastapi.idempotent(AsyncIdempotency(aconnect), "payments", tenant=None,
+                                          max_body=10)
+
+        @app.post("/payments")
+        async def pay(payment: dict, connection=fastapi.Depends(once)):
+            return "paid"
+
+        async def chunks():
+            for _ in range(20):
+                yield b'{"a": 1'
+        self.assert_problem(self.sent(app_of(self, app), new_key(), chunks()), 413, "about:blank")
+
     def test_what_authenticates_comes_before_a_replay_wherever_it_stands(self):
         once = pg_idem.fastapi.idempotent(AsyncIdempotency(aconnect), "payments", tenant=None)
 

@@ -68,6 +68,8 @@ class Operation:
     async def respond(self, request: Any, endpoint: Callable[[Any], Any]) -> Any:
         """The response of endpoint(request), which calls begin()."""
         self.body = await _read(request, self.route.max_body)
+        if len(self.body) > self.route.max_body:  # FastAPI would parse what was read of it
+            return _sent(self.route, self.route.too_large())
         self.initial = _initial(request.scope)  # dependencies run again, too
         while True:
             attempt = type(request)(request.scope, _replay(self.body))
