@@ -1,5 +1,6 @@
 """The rules without a database: errors, retries, keys, headers."""
 
+import enum
 import json
 import sqlite3
 import unittest
@@ -185,6 +186,13 @@ class Values(unittest.TestCase):
             self.refused(ValueError, call, "a\0", "\ud800")
         self.refused(ValueError, lambda key: ops.run("s", key, None, print), "a\0", "\udfff")
         self.refused(ValueError, lambda tenant: ops.run("s", "k", None, print, tenant=tenant), "")
+
+    def test_text_of_an_enum_is_its_value(self):
+        class Shop(str, enum.Enum):
+            FIRST = "first"
+        for value in (core.text("scope", Shop.FIRST), core.key_text(Shop.FIRST),
+                      core.tenant_text(Shop.FIRST)):
+            self.assertEqual((str(value), type(value)), ("first", str))
 
     def test_seconds(self):
         for call in (lambda value: Idempotency(None, wait=value),

@@ -483,19 +483,20 @@ def text(what: str, value: Any) -> str:
         raise TypeError(f"the {what} must be a str, not {type(value).__name__}")
     if re.search("[\0\ud800-\udfff]", value):
         raise ValueError(f"the {what} has a character that cannot be stored")
-    return value
+    return value[:]  # of an Enum, its value, as drivers and JSON have it
 
 
 def key_text(key: Key) -> str:
     """A forgotten key must not make all calls one operation."""
     if not isinstance(key, (str, uuid.UUID)):
         raise TypeError(f"the key must be a str or a UUID, not {type(key).__name__}")
-    return text("key", str(key))
+    return text("key", key if isinstance(key, str) else str(key))
 
 
 def tenant_text(tenant: Any) -> str:
     """A client that is not known must not get what belongs to all."""
-    if text("tenant", tenant) == "":
+    tenant = text("tenant", tenant)
+    if tenant == "":
         raise ValueError("the tenant is empty")
     return str(tenant)
 
