@@ -1,6 +1,6 @@
 'use strict';
 // The client that a function gets: all of it, except what would end the transaction it works in.
-const { setTimeout: sleep } = require('node:timers/promises');
+const { setImmediate: next, setTimeout: sleep } = require('node:timers/promises');
 
 const NOT_YOURS = 'the operation and its answer are committed together: its function must not end, '
   + 'begin or prepare a transaction';
@@ -12,6 +12,7 @@ const OPEN = 'a cursor, a stream or a COPY of the operation is still open';
 const RUNNING = 'the function of the operation must wait for its queries: what follows one that is '
   + 'still running would not be part of the operation';
 const GRACE = 1_000; // milliseconds in which such a thing may end that the function has not waited for
+const TURNS = 10; // of the event loop
 
 // Clients on which nothing can follow, not even ROLLBACK, because something is still open.
 const blocked = new WeakSet();
@@ -49,7 +50,8 @@ async function guarded(client, work) {
   const { connection } = client;
   const notice = (message) => { status = message.status; };
   const open = new Map(); // cursors and the like, with their ends
-  const running = new Set(); // other queries
+  const running = new Map(); // other queries, likewise
+  let isLate = false; // the function has gone on after its end
   const refuse = (message) => { mistake ??= new Error(message); return mistake; };
   let stop; // the work, which may not learn of its mistake: in a callback, nobody waits
   const stopped = new Promise((_, reject) => { stop = reject; });
@@ -59,12 +61,12 @@ async function guarded(client, work) {
     if (mistake) throw mistake;
   };
 
-  function opened(submitted) {
-    open.set(submitted, new Promise((resolve) => {
+  function begun(statement, among) {
+    among.set(statement, new Promise((resolve) => {
       for (const name of ['handleReadyForQuery', 'handleError']) {
-        const handle = submitted[name];
-        submitted[name] = function end(...of) {
-          open.delete(submitted);
+        const handle = statement[name];
+        statement[name] = function end(...of) {
+          among.delete(statement);
           resolve();
           return handle?.apply(this, of);
         };
@@ -72,11 +74,12 @@ async function guarded(client, work) {
     }));
   }
 
+  // Until what is open has ended. What the function does next, as after a loop over a stream, comes
+  // a few turns later, and is refused.
   async function ended() {
     if (open.size === 0) return;
-    const closed = new AbortController();
-    Promise.all(open.values()).then(() => closed.abort());
-    await sleep(GRACE, undefined, { signal: closed.signal }).catch(() => {});
+    await Promise.race([Promise.all(open.values()), sleep(GRACE, undefined, { ref: false })]);
+    for (let turn = 0; turn < TURNS; turn++) await next();
     if (open.size === 0) return;
     blocked.add(client);
     for (const of of open.keys()) of.on?.('error', () => {}); // of the connection, which is closed
@@ -92,19 +95,16 @@ async function guarded(client, work) {
     const refused = over ? new Error(OVER) : (ends && refuse(NOT_YOURS))
       || (isSimple && isMore(statement.text ?? '') && refuse(ONE));
     const { callback } = statement;
+    isLate ||= over;
     if (refused) return rejected(refused, callback);
     if (!isSimple) statement.requiresPreparation = () => true;
-    if (isSimple) opened(config);
+    begun(statement, isSimple ? open : running);
     if (isSubmittable) return client.query(config, ...more);
     statement.query_timeout = config.query_timeout;
-    running.add(statement);
-    const sent = (tell) => {
-      statement.callback = (...of) => { running.delete(statement); tell(...of); };
-      return client.query(statement);
-    };
-    if (callback) return sent(callback);
+    if (callback) return client.query(statement);
     return new Promise((resolve, reject) => {
-      sent((error, result) => (error ? reject(error) : resolve(result)));
+      statement.callback = (error, result) => (error ? reject(error) : resolve(result));
+      client.query(statement);
     }).catch((error) => {
       Error.captureStackTrace(error); // as the client does it: where the function waits
       throw error;
@@ -128,18 +128,18 @@ async function guarded(client, work) {
     try {
       result = await Promise.race([work(lent), stopped]);
     } finally {
+      over = true;
       await ended();
     }
     whole();
     if (blocked.has(client)) throw new Error(OPEN);
-    if (running.size > 0) throw new Error(RUNNING);
+    if (running.size > 0 || isLate) throw new Error(RUNNING);
     if (status === 'E') throw new Error(IGNORED);
     return result;
   } catch (error) {
     whole();
     throw error;
   } finally {
-    over = true;
     connection?.off('readyForQuery', notice);
   }
 }
