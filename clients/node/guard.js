@@ -11,6 +11,8 @@ const ONE = 'a query of the operation must be one statement';
 const OPEN = 'a cursor, a stream or a COPY of the operation is still open';
 const RUNNING = 'the function of the operation must wait for its queries: what follows one that is '
   + 'still running would not be part of the operation';
+const NATIVE = 'the client has no connection, as that of pg.native: what its function does to the '
+  + 'transaction could not be seen';
 const GRACE = 1_000; // milliseconds in which such a thing may end that the function has not waited for
 const TURNS = 10; // of the event loop
 
@@ -48,6 +50,7 @@ async function guarded(client, work) {
   let mistake; // also if the function has swallowed it
   let over = false;
   const { connection } = client;
+  if (!connection) throw new Error(NATIVE);
   const notice = (message) => { status = message.status; };
   const open = new Map(); // cursors and the like, with their ends
   const running = new Map(); // other queries, likewise
@@ -122,7 +125,7 @@ async function guarded(client, work) {
     },
   });
 
-  connection?.prependListener('readyForQuery', notice); // before a callback goes on
+  connection.prependListener('readyForQuery', notice); // before a callback goes on
   try {
     let result;
     try {
@@ -140,7 +143,7 @@ async function guarded(client, work) {
     whole();
     throw error;
   } finally {
-    connection?.off('readyForQuery', notice);
+    connection.off('readyForQuery', notice);
   }
 }
 

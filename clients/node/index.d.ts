@@ -3,7 +3,7 @@ import type { HttpOptions, HttpRequest, HttpResponse } from './http';
 
 export type { HttpOptions, HttpRequest, HttpResponse } from './http';
 
-/** A pool of node-postgres, or anything that connects as one. */
+/** A pool of node-postgres, but not of pg.native, or anything that connects as one. */
 export interface Pool {
   connect(): Promise<PoolClient>;
 }

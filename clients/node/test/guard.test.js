@@ -150,6 +150,16 @@ test('what is left open holds neither the key nor a connection', async () => {
   await narrow.end();
 });
 
+test('a client whose transaction cannot be seen, as that of pg.native, is refused', async () => {
+  const { key, request } = operation();
+  const native = { async connect() {
+    const client = await pool.connect();
+    return { query: (...of) => client.query(...of), release: (error) => client.release(error), on() {}, off() {} };
+  } };
+  await assert.rejects(run(native, { scope: 'payments', key, request }, (client) => pay(client, request)), /as that of pg.native/);
+  assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
+});
+
 test('what a handler may do', async () => {
   const { key, request } = operation();
   const work = async (client) => {
