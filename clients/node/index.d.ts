@@ -184,7 +184,8 @@ export interface Lease<Request = unknown> {
   readonly signal: AbortSignal;
   /**
    * The result of work(), which runs unless an earlier attempt has stored its result. JSON. A name
-   * is used once. Wait for the step: no operation completes while one runs.
+   * is used once. Wait for the step: no operation completes while one runs, and none begins within
+   * complete().
    */
   step<T>(name: string, work: () => Promise<T>): Promise<T>;
   /** The key to send to another service in this step: the same in every attempt. */

@@ -34,6 +34,7 @@ class Lease {
   #names = new Set(); // of the steps that this attempt has begun
   #running = new Map(); // steps, and their names
   #completing = []; // calls of complete()
+  #isCompleting = false;
   #saving = Promise.resolve();
   #abort = new AbortController();
 
@@ -62,6 +63,7 @@ class Lease {
     if (Object.hasOwn(this.#results, name)) return this.#results[name];
     await this.#noted(async () => {
       this.signal.throwIfAborted();
+      this.#requireOpen(`step "${name}"`);
       // The process has slept, or has been busy: the server knows whether the lease is its own.
       if (performance.now() >= this.#ends) await this.#renew();
     });
@@ -93,6 +95,12 @@ class Lease {
     }
   }
 
+  // What would wait for the transaction of complete(), and perhaps complete() for it, is an error.
+  #requireOpen(what) {
+    if (this.#answer) throw new LeaseLost();
+    if (this.#isCompleting) throw new Error(`${what} must not begin while complete() runs`);
+  }
+
   // The key to send to another service in this step: the same in every attempt.
   async childKey(step) {
     const statement = statements.childKey(this.#token, text('step', step));
@@ -112,6 +120,8 @@ class Lease {
   async #complete(effect) {
     const [step] = this.#running.values(); // its result would be lost
     if (step !== undefined) throw new Error(`step "${step}" is still running`);
+    this.#requireOpen('complete()');
+    this.#isCompleting = true;
     let tries = 0;
     const given = JSON.stringify(this.request); // the work, which runs once, may have changed it
     this.#stop(); // from now on, the transaction holds the key
@@ -130,6 +140,8 @@ class Lease {
         this.start();
         throw error;
       }
+    } finally {
+      this.#isCompleting = false;
     }
     this.#answer = answer;
     return answer;

@@ -178,6 +178,26 @@ test('an error of a call of the lease is forgotten when the operation is complet
   assert.equal(await state(optional.key, 'charges'), 'completed');
 });
 
+test('neither a step nor complete() begins within complete(): each would wait for the other', async () => {
+  let runs = 0;
+  const inner = {
+    'step "late"': (held) => held.step('late', async () => { runs++; }),
+    'complete\\(\\)': (held) => held.complete(async () => ({})),
+  };
+  for (const [what, begin] of Object.entries(inner)) {
+    const called = begun({ backoff: { base: 0 } });
+    await assert.rejects(lease(pool, called, (held) => held.complete(async (client) => { await pay(client, held.request); await begin(held); })),
+      new RegExp(`${what} must not begin while complete\\(\\) runs`));
+    assert.deepEqual([await effects(called.request), await state(called.key, 'charges')], [0, 'in_progress']);
+    const { response } = await lease(pool, called, async (held) => {
+      await payment(held);
+      await assert.rejects(begin(held), LeaseLost); // the operation is over
+    });
+    assert.equal(typeof response.payment, 'string');
+  }
+  assert.equal(runs, 0);
+});
+
 test('the operation ends as a call of complete() does that nothing waits for', async () => {
   const slow = () => { // a connection for the second transaction, which is that of complete()
     let count = 0;
