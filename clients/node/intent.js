@@ -53,6 +53,7 @@ class Intent {
     }
     const { attempts, deadline, retention, onRetry } = this.#policy;
     const request = new Request(url, init); // throws if it is none
+    const { signal } = request; // of init, or of a request that is passed
     if (!this.#stored) await this.#policy.store(this.key);
     this.#stored = true;
     const latest = performance.now() + deadline;
@@ -60,21 +61,21 @@ class Intent {
       if (retention !== undefined && ageOf(this.key) > retention) {
         throw new Refused('ID010', 'stale_key', `key "${this.key}" is too old for the service`);
       }
-      const [response, error] = await this.#once(request.clone(), init);
+      const [response, error] = await this.#once(request.clone(), signal, init);
       const delay = this.#delay(response, attempt);
       const isLast = attempt >= attempts || performance.now() + delay > latest;
-      if (isLast || delay === undefined || init.signal?.aborted) {
+      if (isLast || delay === undefined || signal.aborted) {
         if (error) throw error;
         return response;
       }
       hook(onRetry, response ?? error, attempt, delay);
-      await sleep(timer(delay), undefined, { signal: init.signal ?? undefined });
+      await sleep(timer(delay), undefined, { signal });
     }
   }
 
   // A response with its whole body, which may be cut or hang as well; or the error instead of one.
-  async #once(request, { signal, redirect }) {
-    const signals = [AbortSignal.timeout(timer(this.#policy.timeout)), ...(signal ? [signal] : [])];
+  async #once(request, signal, { redirect }) {
+    const signals = [AbortSignal.timeout(timer(this.#policy.timeout)), signal];
     for (const [name, value] of Object.entries(this.headers)) request.headers.set(name, value);
     try {
       const options = { signal: AbortSignal.any(signals), redirect: redirect ?? 'manual' };

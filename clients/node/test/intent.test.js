@@ -159,12 +159,14 @@ test('the last answer is returned and the last error is thrown', async () => {
 });
 
 test('the caller can give up', async () => {
-  answers = [[503, { 'retry-after': '60' }]];
-  requests.length = 0;
-  const caller = new AbortController();
-  const onRetry = () => setTimeout(() => caller.abort(), 50);
-  await assert.rejects(intent(undefined, { ...quick, deadline: 1e6, onRetry }).fetch(url, { ...init, signal: caller.signal }));
-  assert.equal(requests.length, 1);
+  for (const arguments_ of [(signal) => [url, { ...init, signal }], (signal) => [new Request(url, { ...init, signal })]]) {
+    answers = [[503, { 'retry-after': '60' }]];
+    requests.length = 0;
+    const caller = new AbortController();
+    const onRetry = () => setTimeout(() => caller.abort(), 50);
+    await assert.rejects(intent(undefined, { ...quick, deadline: 1e6, onRetry }).fetch(...arguments_(caller.signal)));
+    assert.equal(requests.length, 1);
+  }
 });
 
 test('what cannot be sent again is refused', async () => {
