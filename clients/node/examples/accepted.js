@@ -55,7 +55,7 @@ async function get(pool, key) {
   switch (found.state) {
     case 'in_progress': return accepted(key);
     case 'completed': return answered(found);
-    case 'failed': return failed({ ...found, message: found.error.message });
+    case 'failed': return failed({ ...found, message: found.error?.message ?? 'It has failed' });
     case 'exhausted': return problem(pool, UNDECIDED); // it neither failed nor is it unknown
     default: return { status: 404, body: { title: 'There is no such payment' } };
   }

@@ -73,6 +73,9 @@ for (const [name, listen] of Object.entries(frameworks)) {
     assert.deepEqual(await settled(place), { status: 402, place: null, later: null, body: { title: 'card declined' } });
     assert.equal((await post(declined.key, { ...declined.request, then: 'failure' })).status, 402);
 
+    await pool.query("SELECT idem.erase('payments', $1)", [declined.key]);
+    assert.deepEqual([(await ask(place)).status, (await post(declined.key, { ...declined.request, then: 'failure' })).status], [402, 402]);
+
     const dead = operation();
     const begun = await post(dead.key, { ...dead.request, then: 'death' });
     const finisher = worker(pool, { scope: 'payments' }, work);
