@@ -63,8 +63,8 @@ async function keyOf(request, keyFrom, keyRequired) {
   const isFunction = typeof keyFrom === 'function';
   let key;
   if (keyFrom === undefined) {
-    const header = request.headers['idempotency-key'];
-    key = parseKey(header);
+    const header = request.headers['idempotency-key'] ?? undefined;
+    key = parseKey(header && String(header)); // an array, where a framework does not join several
     if (key === undefined && header !== undefined) { // a client that has forgotten its key
       throw invalid('header Idempotency-Key is empty');
     }

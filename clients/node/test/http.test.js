@@ -898,6 +898,8 @@ test('respond() is for other frameworks', async () => {
   assert.deepEqual([first.status, retry.status, retry.headers['idempotent-replayed']], [201, 201, 'true']);
   assert.ok(Buffer.isBuffer(first.body) && first.body.equals(retry.body));
   assert.equal((await call({ body: { a: 1 } })).status, 422);
+  const sent = async (header) => (await call({ headers: { ...asked.headers, 'idempotency-key': header } })).status;
+  assert.deepEqual([await sent([`"${key}"`]), await sent(['a', 'b']), await sent([]), await sent(null)], [201, 400, 400, 400]);
   await assert.rejects(call({ body: undefined }), /nothing has parsed the body/);
   await assert.rejects(respond(pool, { scope: 'payments' }, asked, async () => ({})), /tenant must be/);
 });
