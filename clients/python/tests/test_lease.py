@@ -147,6 +147,25 @@ class Leases:
                              ("declined", 402, replayed))
         self.assertEqual(effects(key), 0)
 
+    def test_nothing_begins_within_complete_that_would_wait_for_it(self):
+        for begin in (lambda lease: lease.step("late", self.fail),
+                      lambda lease: lease.complete("again")):
+            def pay(lease):
+                def effect(connection):
+                    payment = self.insert(connection)
+                    if lease.attempt == 1:
+                        begin(lease)
+                    return payment
+                lease.complete(effect=effect)
+                with self.assertRaises(LeaseLost):  # the operation is over
+                    begin(lease)
+            key = new_key()
+            with self.assertRaisesRegex(RuntimeError, r"must not begin while complete\(\) runs"):
+                self.lease(key).run(pay)
+            self.assertEqual((effects(key), state_of(key)), (0, "in_progress"))
+            self.lease(key).run(pay)
+            self.assertEqual((effects(key), state_of(key)), (1, "completed"))
+
     def test_a_completed_operation_does_not_fail(self):
         def pay(lease):
             lease.complete("paid")

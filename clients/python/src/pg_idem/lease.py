@@ -65,7 +65,8 @@ class LeaseBase:
 
     def step(self, name: str, work: Callable[[], T]) -> T:
         """The result of work(), which runs unless an earlier attempt has stored its result. Raises
-        LeaseLost, so that no step begins after the lease was lost. A name is used once."""
+        LeaseLost, so that no step begins after the lease was lost. A name is used once, and no step
+        begins within complete()."""
         result: T = self._operations.drive(self._step(name, work))
         return result
 
@@ -113,7 +114,7 @@ class LeaseBase:
     def hold(self, token: Optional[str], attempt: int, state: Optional[str], sent: float) -> None:
         """This attempt has the lease, at the latest since `sent`, when it was asked for."""
         self._token, self.attempt = token, attempt
-        self._used, self._running = set[str](), list[str]()
+        self._used, self._running, self._completing = set[str](), list[str](), False
         self._ends = sent + self._claim["lease"]
         self._state = {} if state is None else self._operations.loads(state)
         self._operations.report(self._claim, "claimed")
@@ -134,8 +135,9 @@ class LeaseBase:
 
     def _work(self, name: str, work: Callable[[], Any]) -> Steps[None]:
         with self._noted():
-            if self.lost.is_set():
+            if self.lost.is_set() or self.answer is not None:
                 raise LeaseLost
+            self._require_apart(f'step "{name}"')
             if time.monotonic() >= self._ends:  # the process has slept: the server knows
                 yield from self._operations.retried(self._renew, self._retry)
         result = yield work()
@@ -161,6 +163,11 @@ class LeaseBase:
         """A step that the function does not wait for would end after the operation."""
         return next((RuntimeError(f'step "{name}" is still running')
                      for name in self._running), None)
+
+    def _require_apart(self, what: str) -> None:
+        """It would wait for the transaction of complete(), and perhaps complete() for it."""
+        if self._completing:
+            raise RuntimeError(f"{what} must not begin while complete() runs")
 
     def _keep(self, name: str, result: Any) -> Steps[None]:
         state = {**self._state, name: result}
@@ -223,8 +230,10 @@ class LeaseBase:
         unfinished = self._unfinished()
         if unfinished:
             raise unfinished
-        yield self._stop()  # from now on, the transaction holds the key
+        self._require_apart("complete()")
+        self._completing = True
         try:
+            yield self._stop()  # from now on, the transaction holds the key
             return (yield from self._operations.retried(attempt, self._retry))
         except LeaseLost:
             # Perhaps because an attempt has committed whose answer was lost.
@@ -235,6 +244,8 @@ class LeaseBase:
         except BaseException:
             self._start()
             raise
+        finally:
+            self._completing = False
 
     def _finish(self, connection: Any, answer: Any,
                 effect: Optional[Callable[[Any], Any]]) -> Steps[Answer[Any]]:
