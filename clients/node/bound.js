@@ -6,7 +6,6 @@ const { createReadStream } = require('node:fs');
 const { isNothing } = require('./values.js');
 
 const JSON_TYPE = /^application\/(?:[^;]*\+)?json$/;
-const FORM = 'application/x-www-form-urlencoded';
 
 // before: of the same request, whose files are not read again.
 async function boundRequest(request, before) {
@@ -23,7 +22,7 @@ async function boundRequest(request, before) {
   const media = type.split(';')[0].trim(); // without the boundary, which differs in a retry
   if (media !== 'application/json') bound.type = media;
   // Express 4 makes {} of what its parsers do not read.
-  const isParsed = JSON_TYPE.test(media) || files.length > 0 || (media === FORM && body)
+  const isParsed = JSON_TYPE.test(media) || files.length > 0
     || !(isNothing(body) || (body.constructor ?? Object) === Object && !Object.keys(body).length);
   if (raw.readableDidRead === false || body === undefined || !isParsed) throw unread(type);
   if (ArrayBuffer.isView(body)) return { ...bound, type, sha256: digest(body) };

@@ -121,6 +121,11 @@ for (const name of ['express', 'express4']) {
     await isRefused(`${base}/map`, json({ a: 1 }), /the request must be JSON, which has no Map/);
     await isSame(`${base}/view`, json({ a: 1 }), json({ a: 1 }));
     await isOther(`${base}/view`, json({ a: 1 }), json({ a: 2 }));
+    const signed = await listen((app, express, idempotent) => { // the handler reads the text that is signed
+      app.post('/', async (req, res, next) => { req.signed = await raw(req); next(); }, express.json(),
+        idempotent(pool, options, async (req) => ({ body: String(req.signed) })));
+    });
+    await isRefused(`${signed}/`, { body: 'a=1', type: 'application/x-www-form-urlencoded' }, /nothing has parsed the body/);
   });
 
   test(`${name}: files of multer`, { skip: skip || !isInstalled('multer') && 'multer is not installed' }, async () => {
