@@ -304,7 +304,7 @@ sub do_scope
 	my $wait = 50 + int rand 100;
 	$self->job(scope => "SELECT idem.alter_scope('$scope', $rule => $on, wait => '$wait ms')",
 		'SELECT pg_sleep(random() * 0.5)',
-		"SELECT idem.alter_scope('$scope', $rule => $off)");
+		"SELECT idem.alter_scope('$scope', $rule => $off, force => true)");
 	return 0;
 }
 

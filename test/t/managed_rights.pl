@@ -614,13 +614,13 @@ for my $view (split ' ', $node->safe_psql('evil', q{SELECT string_agg('idem.' ||
 my ($asker, $consumer) = map { $node->background_psql('postgres') } 1 .. 2;
 $asker->query_safe(q{SELECT idem.create_scope('raced');
 	ALTER FUNCTION idem_internal.check_new_key RENAME TO check_key_at_last;
-	CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text, ttl interval) RETURNS void
+	CREATE FUNCTION idem_internal.check_new_key(s idem.scope, tenant text, key text) RETURNS void
 	LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 	BEGIN
 	  IF current_query() LIKE '%cancel%' THEN
 	    PERFORM pg_advisory_xact_lock(4711);
 	  END IF;
-	  PERFORM idem_internal.check_key_at_last($1, $2, $3, $4);
+	  PERFORM idem_internal.check_key_at_last($1, $2, $3);
 	END $$});
 $consumer->query_safe('SELECT pg_advisory_lock(4711)');
 $asker->query_until(qr/asked/, "\\echo asked\nSELECT state FROM idem.cancel('raced', 'k');\n");

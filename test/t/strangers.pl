@@ -49,7 +49,7 @@ SELECT idem.create_scope('vault', owner => 'owner', wait => '0', final_sqlstates
 SELECT idem.create_record_table('strict_records', 'tenant_id', 'text');
 SELECT idem.create_scope('strict', owner => 'owner', wait => '0', final_sqlstates => '{P0001}',
   request_required => true, tenant_required => true, weak_keys => 'reject',
-                         reject_stale_keys => true, max_attempts => 1, claims_per_minute => 1000, records => true);
+  reject_stale_keys => true, min_ttl => '1 ms', max_attempts => 1, claims_per_minute => 1000, records => true);
 SELECT idem.create_scope('theirs', owner => 'stranger', wait => '0');
 CREATE FUNCTION work(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT \$1';
 CREATE FUNCTION fails(jsonb) RETURNS jsonb LANGUAGE plpgsql AS \$\$ BEGIN RAISE '%', \$1; END \$\$;
