@@ -79,7 +79,6 @@ LOST_COMMIT = """
     END $$;
     CREATE CONSTRAINT TRIGGER lose_commit AFTER INSERT ON payment DEFERRABLE INITIALLY DEFERRED
         FOR EACH ROW WHEN (NEW.amount = 40001) EXECUTE FUNCTION lose_commit()"""
-PAY = "INSERT INTO payment (amount) VALUES (40001)"
 
 
 class Contract:
@@ -476,6 +475,20 @@ class Routes:
         first, again = self.sent(app, key), self.sent(app, key)
         self.assertEqual((first[1]["x-attempt"], first[2], again[2], effects(key), seen),
                          ("2", b"2", b"2", 1, [1]))
+
+    def test_a_failure_after_an_attempt_that_was_rolled_back(self):
+        with connect() as connection:
+            connection.execute(LOST_COMMIT)
+        key, attempts = new_key(), []
+
+        def act():
+            attempts.append(1)
+            if len(attempts) > 1:
+                raise pg_idem.Failure("declined", status=402)
+            return 201, {}, b"paid"
+        app = self.once(act, options={"amount": 40001})
+        statuses = [self.sent(app, key)[0], self.sent(app, key)[0]]
+        self.assertEqual((statuses, len(attempts), effects(key)), ([402, 402], 2, 0))
 
     def spending(self, user, losses):
         """An endpoint that changes the user and the session, and loses so many races. Returns also
