@@ -140,21 +140,21 @@ is( $node->safe_psql('postgres',
 	'in_progress|t', 'the wait is bounded');
 
 # One bound covers all waits of a call: that for the lease and that for the key lock, which a renewal
-# holds that is not committed. statement_timeout is the judge: a bound that began anew with the second
-# wait would exceed it.
+# holds that is not committed. A bound that began anew with the second wait would not be over when the
+# operation is completed, so that the call would get the answer.
 my $renewing = worker('bounded');
 my $bounded = $node->background_psql('postgres', on_error_stop => 0);
 my $bounded_pid = $bounded->query_safe('SELECT pg_backend_pid()');
 $bounded->query_until(qr/waiting/, <<'SQL');
-SET statement_timeout = '11 s';
 \echo waiting
 SELECT outcome FROM idem.try_claim('jobs', 'bounded', wait => '6 s');
 SQL
 waits_for($node, $bounded_pid, 'Extension');
 sleep 5;
 $renewing->query_safe(q{BEGIN; SELECT idem.renew(:'t')});
+sleep 4;
+$renewing->query_safe(q{SELECT idem.complete(:'t', '1'); COMMIT});
 is($bounded->query(''), 'in_progress', 'one bound covers the wait for a lease and the wait for the lock');
-$renewing->query_safe('COMMIT');
 $_->quit for ($renewing, $bounded);
 
 # The session's own bound also ends the wait for a lease; a call without the argument "wait" gets a
