@@ -73,8 +73,8 @@ CREATE TABLE migrate.fence AS SELECT now() AS since;
 -- ADAPT: ids of messages, for consumers that call idem.once(). They are copied here, behind the fence
 -- and in its transaction; leave them out of the view. If they have a table of their own, as here, it
 -- needs a fence, too: otherwise a message that the old code is handling now is handled twice. All
--- callers wait while they are copied (in the SQL edition some 30,000 per second), so leave out those
--- that the broker does not send again.
+-- callers wait while they are copied (in the SQL edition some 30,000 per second), so leave out what the
+-- broker does not send again.
 -- SELECT idem.create_scope('messages', ttl => '7 days');
 -- CREATE TRIGGER moved BEFORE INSERT ON handled_message EXECUTE FUNCTION migrate.moved();
 -- SELECT count(*) FROM idem.once_each('messages', ARRAY(SELECT id FROM handled_message));
