@@ -17,6 +17,11 @@ CREATE SCHEMA idem_internal;
 
 GRANT USAGE ON SCHEMA idem_internal TO PUBLIC;
 
+-- Until the end of privileges.sql, also where the role that installs idem grants PUBLIC less.
+ALTER DEFAULT PRIVILEGES IN SCHEMA idem, idem_internal GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
+
+ALTER DEFAULT PRIVILEGES IN SCHEMA idem, idem_internal GRANT USAGE ON TYPES TO PUBLIC;
+
 COMMENT ON SCHEMA idem_internal IS
     'parts of the extension idem, which change without notice: call the functions of schema idem';
 

@@ -69,6 +69,11 @@ ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO reader;
 ALTER DEFAULT PRIVILEGES GRANT ALL ON TYPES TO reader;
 ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO reader;
 CREATE EXTENSION idem;
+CREATE DATABASE strict;
+\c strict
+ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
+ALTER DEFAULT PRIVILEGES REVOKE USAGE ON TYPES FROM PUBLIC;
+CREATE EXTENSION idem;
 SQL
 my $privileges = <<'SQL';
 SELECT o.name, a.grantee::regrole, a.privilege_type
@@ -85,6 +90,9 @@ SELECT o.name, a.grantee::regrole, a.privilege_type
 SQL
 is($node->safe_psql('generous', $privileges), $node->safe_psql('postgres', $privileges),
 	'no role gets privileges on it by default');
+is($node->safe_psql('strict', $privileges), $node->safe_psql('postgres', $privileges), 'and PUBLIC loses none');
+is($node->safe_psql('strict', 'SELECT count(*) FROM pg_default_acl WHERE defaclnamespace <> 0'), 0,
+	'no default privileges are left');
 
 is($node->safe_psql('postgres', q{SELECT DISTINCT probin FROM pg_proc WHERE probin IS NOT NULL AND oid >= 16384}),
 	'idem', 'functions name the library without a directory, so that dynamic_library_path finds it');
