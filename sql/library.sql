@@ -362,6 +362,14 @@ member (kind, name, owner, definer) AS (
         ) AS o
     WHERE e.extname = 'idem'
 ),
+-- A dump does not restore the owner of an extension, so that of most functions counts. Others than
+-- superusers do not count, because they must not replace what superusers run.
+idem (owner, any_owner) AS MATERIALIZED (
+    SELECT mode() WITHIN GROUP (ORDER BY m.owner) FILTER (WHERE r.rolsuper),
+        mode() WITHIN GROUP (ORDER BY m.owner)
+    FROM member m JOIN pg_roles r ON r.oid = m.owner
+    WHERE m.kind = 'FUNCTION'
+),
 -- Those by ALTER ROLE and ALTER DATABASE, and what this session has besides. pg_settings shows them
 -- only to sessions that have loaded the library.
 stored_test_setting (name, setting, remedy) AS (
@@ -427,12 +435,38 @@ test (found, check_name, status, detail, hint) AS (
     SELECT o.fault IS NOT NULL, 'record tables', 'fail', format('%s: %s', o.name, o.fault), o.remedy
     FROM idem_internal.own_tables() o
 
-    -- A dump does not restore the owner of an extension, so that of most functions counts.
+    UNION ALL
+    SELECT
+        i.owner IS NULL,
+        'schema',
+        'fail',
+        format('The functions of idem are owned by role "%s", which is not a superuser: it can '
+               'replace them, and other roles would run its code with their own privileges.',
+               pg_get_userbyid(i.any_owner)),
+        format('It can have changed them: compare them with those of a new installation. Then, if '
+               'the role owns nothing else: REASSIGN OWNED BY %s TO %s',
+               i.any_owner::regrole, (SELECT min(oid) FROM pg_roles WHERE rolsuper)::regrole)
+    FROM idem i
+
+    -- What ALTER EXTENSION has dropped and added again is not in this list any more.
+    UNION ALL
+    SELECT
+        NOT coalesce(c.oid = ANY (e.extconfig), false),
+        'record tables',
+        'fail',
+        format('A dump does not contain the rows of %s.', c.oid::regclass),
+        format('UPDATE pg_extension SET extconfig = array_append(extconfig, %L::regclass::oid), '
+               'extcondition = array_append(extcondition, '''') WHERE extname = ''idem''',
+               c.oid::regclass)
+    FROM pg_extension e
+        JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+            AND d.classid = 'pg_class'::regclass AND d.deptype = 'e'
+        JOIN pg_class c ON c.oid = d.objid AND c.relkind = 'r' AND c.relpersistence = 'p'
+    WHERE e.extname = 'idem'
+
     UNION ALL
     SELECT f.found, f.check_name, 'fail', f.detail, f.hint
-    FROM member m, (
-        SELECT mode() WITHIN GROUP (ORDER BY owner) FROM member WHERE kind = 'FUNCTION'
-    ) AS idem (owner), LATERAL (VALUES
+    FROM member m, idem, LATERAL (VALUES
         (m.owner <> idem.owner,
          CASE m.kind WHEN 'TABLE' THEN 'record tables' ELSE 'schema' END,
          format('%1$s: %2$s %1$s is owned by role "%3$s", and idem by role "%4$s".', m.name,

@@ -412,6 +412,18 @@ unless (managed_edition())
 		'calls do not read the tables of another role');
 	sql('DROP SCHEMA idem CASCADE; ALTER SCHEMA renamed RENAME TO idem; DROP OWNED BY squatter; DROP ROLE squatter');
 	is(health('record tables'), 'ok', 'record tables: the schema has its name again');
+	my $dumped = q{SELECT e::regclass, c FROM pg_extension, unnest(extconfig, extcondition) u (e, c)
+		WHERE extname = 'idem' ORDER BY 1};
+	my $before = sql($dumped);
+	sql('ALTER EXTENSION idem DROP TABLE idem.record');
+	like(health('record tables', column => 'detail'), qr/calls fail: extension "idem" lacks its table "record"/,
+		'record tables: one that was dropped from the extension is not trusted');
+	sql('ALTER EXTENSION idem ADD TABLE idem.record');
+	is(health('record tables', column => 'status, detail'), 'fail|A dump does not contain the rows of idem.record.',
+		'record tables: added again, it would be missing from dumps');
+	follow_hint('record tables');
+	is(health('record tables'), 'ok', 'record tables: cured');
+	is(sql($dumped), $before, 'record tables: dumps are as before');
 }
 
 # weak keys ----------------------------------------------------------------------------------------
@@ -651,6 +663,15 @@ like(health('schema', column => 'hint'), qr/^Its owner can have changed it, .* T
 	'schema: whose code may be that of the role')
   for qw(VIEW FUNCTION);
 sql(s/.* Then: //r) for split /\n/, hint('schema');
+is(health('schema'), 'ok', 'schema: cured');
+# A superuser that installed idem is one no longer, or a script gives all functions to a role.
+sql(q{SELECT format('ALTER FUNCTION %s OWNER TO stranger', objid::regprocedure) FROM pg_depend
+	WHERE classid = 'pg_proc'::regclass AND deptype = 'e' AND refobjid = (SELECT oid FROM pg_extension
+	WHERE extname = 'idem')\gexec});
+like(health('schema', column => 'status, detail'),
+	qr/^fail\|The functions of idem are owned by role "stranger", which is not a superuser/,
+	'schema: the functions are owned by a role that is no superuser');
+sql(hint('schema') =~ s/.*: //r);
 is(health('schema'), 'ok', 'schema: cured');
 sql('ALTER FUNCTION idem.once(text, anycompatible, jsonb, text) SECURITY DEFINER');
 is(health('functions', column => 'status, detail'),

@@ -243,9 +243,10 @@ Oid table_oid(Table table) {
             (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
              is_installed ? errmsg("extension \"idem\" lacks its table \"%s\"", name)
                           : errmsg("extension \"idem\" is not installed in this database"),
-             errdetail("Table \"%s.%s\" does not exist.", schema_name, name),
-             is_installed ? errhint("It was renamed or moved: give it this name and schema "
-                                    "again. Do not drop the extension, which would delete every "
+             errdetail("Table \"%s.%s\" does not exist, or is not part of the extension.",
+                       schema_name, name),
+             is_installed ? errhint("It was renamed, moved or dropped from the extension: undo "
+                                    "that. Do not drop the extension, which would delete every "
                                     "key.")
                           : errhint("Run CREATE EXTENSION idem.")));
 }
