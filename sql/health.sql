@@ -739,11 +739,19 @@ EXCEPTION
             NULL::text,
             'Nothing could be checked: a table of idem is locked, and calls wait as well'
                 || coalesce(' (' || string_agg(DISTINCT l.lock, ', ') || ').', '.'),
-            coalesce('Wait for the end of the lock, or end what it waits for. To see both: '
-                     'SELECT pid, pg_blocking_pids(pid), state, xact_start, query '
-                     'FROM pg_stat_activity WHERE pid IN ('
-                         || string_agg(DISTINCT b.pid::text, ', ') || ')',
-                     'Call idem.health() again: the lock has ended meanwhile.')
+            CASE
+                -- The processes that block another include 0 for a prepared transaction.
+                WHEN bool_or(l.pid IS NULL OR b.pid = 0)
+                    THEN 'Finish the prepared transaction that has the lock, or that the lock '
+                         'waits for, as its transaction manager decides. To see which there are: '
+                         'SELECT * FROM pg_prepared_xacts WHERE database = current_database()'
+                WHEN count(*) > 0
+                    THEN 'Wait for the end of the lock, or end what it waits for. To see both: '
+                         'SELECT pid, pg_blocking_pids(pid), state, xact_start, query '
+                         'FROM pg_stat_activity WHERE pid IN ('
+                             || string_agg(DISTINCT b.pid::text, ', ') || ')'
+                ELSE 'Call idem.health() again: the lock has ended meanwhile.'
+            END
         FROM (
             SELECT
                 k.pid,

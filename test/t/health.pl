@@ -388,6 +388,20 @@ $session->quit;
 $vacuum->query('SELECT 1');
 $vacuum->quit;
 is(health('transactions'), 'ok', 'transactions: cured');
+my $prepared = qr/^Finish the prepared transaction .*: (SELECT \* FROM pg_prepared_xacts .*)/;
+sql(q{BEGIN; LOCK TABLE idem.record; PREPARE TRANSACTION 'locks'});
+like(sql(sql('SELECT hint FROM idem.health()') =~ $prepared ? $1 : 'SELECT'), qr/\|locks\|/,
+	'transactions: a prepared transaction has the lock');
+sql(q{ROLLBACK PREPARED 'locks'; BEGIN; LOCK TABLE idem.record IN SHARE MODE; PREPARE TRANSACTION 'in the way'});
+$vacuum = $node->background_psql('postgres', on_error_stop => 0);
+$pid = $vacuum->query('SELECT pg_backend_pid()');
+$vacuum->query_until(qr/begins/, "\\echo begins\nVACUUM FULL idem.record;\n");
+waits_for($node, $pid, 'Lock');
+like(sql('SELECT hint FROM idem.health()'), $prepared, 'transactions: or what has it waits for one');
+sql(q{ROLLBACK PREPARED 'in the way'});
+$vacuum->query('SELECT 1');
+$vacuum->quit;
+is(health('transactions'), 'ok', 'transactions: cured');
 sql('DROP TABLE ordinary, other');
 
 for my $table ('record', managed_edition() ? () : 'purge_progress')
