@@ -596,14 +596,15 @@ sub consumer
 # An ordered stream
 # ---------------------------------------------------------------------------------------------
 
+# A source begins with 0, as a partition of Kafka does.
 sub stream
 {
 	my ($recipe) = @_;
-	my @said = map { ask("SELECT book('entries/0', $_, 'alice', 10)") } (101, 100, 101, 101, 100, 103, 102, 103);
-	ask(q{BEGIN; SELECT book('entries/0', 104, 'alice', 10); ROLLBACK});
-	push @said, ask(q{SELECT book('entries/0', 104, 'alice', 10)}), ask(q{SELECT book('entries/1', 5, 'alice', 10)});
+	my @said = map { ask("SELECT book('entries/0', $_, 'alice', 10)") } (1, 0, 1, 1, 0, 3, 2, 3);
+	ask(q{BEGIN; SELECT book('entries/0', 4, 'alice', 10); ROLLBACK});
+	push @said, ask(q{SELECT book('entries/0', 4, 'alice', 10)}), ask(q{SELECT book('entries/1', 5, 'alice', 10)});
 	$node->psql($database, $recipe->{sql}, on_error_stop => 0);    # pasted again
-	push @said, ask(q{SELECT book('entries/0', 100, 'alice', 10)});
+	push @said, ask(q{SELECT book('entries/0', 0, 'alice', 10)});
 	return facts("@said", 'balance ' . ask(q{SELECT balance FROM account}));
 }
 
