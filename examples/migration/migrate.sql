@@ -31,11 +31,21 @@ GRANT USAGE ON SCHEMA migrate TO PUBLIC;
 CREATE VIEW migrate.old AS
   SELECT scope, tenant, key, request_hash, status, response, expires_at FROM idempotency_key;
 
--- Of a row that a retry does not find, the operation would run again. One that cannot be deleted
--- cannot move.
+-- Of a row that a retry does not find, the operation would run again. A row is deleted when it moves,
+-- and with it all that have its key.
 DO $$
-DECLARE lost migrate.old;
+DECLARE lost migrate.old; referring regclass;
 BEGIN
+  SELECT k.conrelid INTO referring
+    FROM pg_rewrite r
+    JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+    JOIN pg_constraint k ON d.refclassid = 'pg_class'::regclass AND d.refobjid = k.confrelid
+   WHERE r.ev_class = 'migrate.old'::regclass AND k.contype = 'f' AND k.confdeltype NOT IN ('n', 'd');
+  IF FOUND THEN
+    RAISE EXCEPTION 'rows of % refer to rows of migrate.old, which are deleted when they move', referring
+      USING ERRCODE = 'object_not_in_prerequisite_state',
+            HINT = 'Drop the foreign key, or let it be ON DELETE SET NULL.';
+  END IF;
   IF pg_relation_is_updatable('migrate.old', true) & (1 << 4) = 0 THEN
     RAISE EXCEPTION 'rows of migrate.old cannot be deleted'
       USING ERRCODE = 'object_not_in_prerequisite_state',
@@ -50,6 +60,12 @@ BEGIN
             DETAIL = format('One has the scope %L, the tenant %L and the key %L, and expires at %L.',
                             lost.scope, lost.tenant, lost.key, lost.expires_at),
             HINT = 'Let the view show scopes that exist and that this role may use, and no NULL.';
+  END IF;
+  IF EXISTS (SELECT FROM migrate.old WHERE expires_at > now()
+             GROUP BY scope, tenant, key HAVING count(*) > 1) THEN
+    RAISE EXCEPTION 'several rows of migrate.old have the same scope, tenant and key'
+      USING ERRCODE = 'unique_violation',
+            HINT = 'Let the view show what distinguishes them, as a part of one of the three.';
   END IF;
 END $$;
 

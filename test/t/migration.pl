@@ -200,6 +200,21 @@ for (q{'payments', NULL, 'k', NULL, 200, '1', now()}, q{'payments', '', 'k', NUL
 		"migrate.sql refuses a row that is lost: $_");
 }
 
+# What would be lost with a row that moves: one with the same key, and what refers to it.
+my $live = q{('payments', '', 'k', 'h', 200, '1', now() + interval '1 hour')};
+$node->safe_psql('forgetful', "TRUNCATE idempotency_key; INSERT INTO idempotency_key VALUES $live, $live");
+$node->command_fails_like(\@migrate, qr/several rows of migrate.old have the same scope, tenant and key/,
+	'migrate.sql refuses two rows that are one key');
+for (qw(CASCADE RESTRICT), 'NO ACTION', 'SET NULL')
+{
+	$node->safe_psql('forgetful', 'DROP TABLE IF EXISTS receipt; TRUNCATE idempotency_key;
+		ALTER TABLE idempotency_key DROP CONSTRAINT IF EXISTS k, ADD CONSTRAINT k UNIQUE (key);' .
+			"CREATE TABLE receipt (key text REFERENCES idempotency_key (key) ON DELETE $_)");
+	next if $_ eq 'SET NULL';
+	$node->command_fails_like(\@migrate, qr/rows of receipt refer to rows of migrate.old/,
+		"migrate.sql refuses a row that another refers to: $_");
+}
+
 my $joined = PostgreSQL::Test::Utils::tempdir . '/joined.sql';
 append_to_file($joined, slurp_file('examples/migration/migrate.sql')
 	=~ s/ FROM idempotency_key;\K/ DROP VIEW migrate.old;
