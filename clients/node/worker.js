@@ -20,6 +20,7 @@ const OPTIONS = ['scope', 'lease', 'tenant', 'records', 'backoff', 'retry', 'onE
 // role, the database or the schema.
 const HOPELESS = /^(?:ID0(?:07|08|13)|22|28|3[DF]|42)/;
 const LONGEST_PAUSE = 30_000; // milliseconds, after the server could not be asked
+const STOPS = new WeakSet(); // the listeners of workers
 
 class Worker {
   #pool; #options; #work;
@@ -34,14 +35,19 @@ class Worker {
     text('scope', rest.scope);
     this.#options = { ...rest, ...leased(rest), wait: interval('wait', wait) };
     [this.#pool, this.#work] = [pool, work];
-    let received;
-    const stop = (signal) => { received = signal; this.#stop(); };
-    for (const signal of this.#options.signals) process.on(signal, stop);
+    let ends; // the signal that ends the process, unless the application handles it
+    const stop = (signal) => {
+      if (process.listeners(signal).every((listener) => STOPS.has(listener))) ends = signal;
+      this.#stop();
+    };
+    STOPS.add(stop);
+    // Before the listeners of process.once(), which are gone when they are called.
+    for (const signal of this.#options.signals) process.prependListener(signal, stop);
     // Fulfilled when the worker has stopped; rejected if it cannot work, as in an unknown scope.
     this.finished = this.#loop().finally(() => {
       for (const signal of this.#options.signals) process.off(signal, stop);
-      // The signal ends the process, unless the application or another worker handles it.
-      if (received && process.listenerCount(received) === 0) process.kill(process.pid, received);
+      // Unless another worker still handles it.
+      if (ends && process.listenerCount(ends) === 0) process.kill(process.pid, ends);
     });
   }
 

@@ -178,6 +178,8 @@ test('what a handler may do', async () => {
     assert.deepEqual(called.rows, [{ a: 'c' }]);
     assert.equal(client.escapeLiteral("a'b"), "'a''b'");
     assert.ok(client instanceof Client && client.constructor.name === 'Client' && String(client) === '[object Object]'); // as ORMs ask
+    const { query } = client; // for the pool of Kysely, which calls release()
+    assert.equal((await query('SELECT 1')).rowCount, 1);
     await client.query('SET LOCAL work_mem = 64');
     return { response: await pay(client, request) };
   };

@@ -540,6 +540,9 @@ async function ended(code, signal) {
 test('SIGTERM ends the process when its workers have stopped; a mistake ends it with an error', async () => {
   const two = "for (const scope of ['left', 'charges']) worker(pool, { scope, wait: 300 }, async () => {});";
   for (const signal of ['SIGTERM', 'SIGINT']) assert.deepEqual(await ended(two, signal), { status: null, by: signal, said: '' });
+  // Of the application, which therefore ends by itself; its listener is removed before the worker stops.
+  const own = "process.once('SIGTERM', () => setTimeout(() => process.exit(7), 1_500));";
+  for (const both of [own + two, two + own]) assert.equal((await ended(both, 'SIGTERM')).status, 7);
   const unknown = await ended("worker(pool, { scope: 'no such' }, async () => {});");
   assert.deepEqual([unknown.status, /no such/.test(unknown.said)], [1, true]);
   const stranger = `stranger_${process.pid}`;
