@@ -289,6 +289,7 @@ const lowerCase = (headers) => Object.fromEntries(
 const copy = (value) => (Array.isArray(value) ? [...value] : value);
 
 const SENT = 'the answer is sent after COMMIT: the handler must return it, and not send it itself';
+const ANSWERED = 'the request was answered before its operation could run';
 const SENDERS = ['send', 'write', 'writeHead', 'writeContinue', 'end', 'flushHeaders', 'hijack'];
 const SETTERS = ['status', 'code', 'header', 'setHeader', 'removeHeader'];
 
@@ -372,6 +373,7 @@ function unsent(response, raw, work) {
     }
   };
   async function attempt(client) {
+    if (raw.headersSent) throw new Error(ANSWERED);
     if (!before) guard();
     undo();
     isOpen = false;

@@ -166,7 +166,8 @@ async function listenExpress(version) {
   app.post('/away', idempotent(away, { scope: 'payments', tenant: null, log }, async () => ({})));
   app.use(async (error, req, res, next) => {
     if (around !== sayNothing) await around();
-    res.status(500).json({ error: error.message });
+    if (res.headersSent) return next(error);
+    return res.status(500).json({ error: error.message });
   });
   return new Promise((resolve) => { const server = app.listen(0, '127.0.0.1', () => resolve(server)); });
 }
@@ -596,6 +597,17 @@ for (const [name, listen] of Object.entries(frameworks)) {
         assert.match(JSON.parse(response.body).error, /is sent after COMMIT/);
         assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
       }
+    });
+
+    await t.test('a request that a middleware has refused, and passed on all the same, runs nothing', async () => {
+      const { key, request } = operation();
+      prepare = (raw) => { raw.writeHead(401).end('no'); };
+      habit = async (q, client) => ({ status: 201, body: await pay(client, request) });
+      const { status, body } = await post('/habits', key, request);
+      prepare = sayNothing;
+      assert.deepEqual([status, body.toString()], [401, 'no']);
+      assert.equal((await post('/habits', key, request)).headers['idempotent-replayed'], undefined);
+      assert.equal(await effects(request), 1);
     });
 
     await t.test('a stream or a callback that sends is refused, and does not end the process, not even later', async () => {
