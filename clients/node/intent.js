@@ -74,11 +74,13 @@ class Intent {
   }
 
   // A response with its whole body, which may be cut or hang as well; or the error instead of one.
-  async #once(request, signal, { redirect }) {
+  async #once(request, signal, { redirect, dispatcher }) {
     const signals = [AbortSignal.timeout(timer(this.#policy.timeout)), signal];
     for (const [name, value] of Object.entries(this.headers)) request.headers.set(name, value);
     try {
-      const options = { signal: AbortSignal.any(signals), redirect: redirect ?? 'manual' };
+      // Node 20 gives no dispatcher to the clone of a request.
+      const options =
+        { signal: AbortSignal.any(signals), redirect: redirect ?? 'manual', dispatcher };
       const response = await followed(request, options, redirect ? 0 : REDIRECTS);
       const body = await response.arrayBuffer();
       const whole = new Response(NO_BODY.includes(response.status) ? null : body, response);

@@ -169,6 +169,18 @@ test('the caller can give up', async () => {
   }
 });
 
+test('every request goes through the dispatcher of the caller, such as that of a proxy', async () => {
+  await (await fetch(url)).text(); // now there is the dispatcher of Node
+  let count = 0;
+  const dispatcher = { dispatch(...of) {
+    count++;
+    return globalThis[Symbol.for('undici.globalDispatcher.1')].dispatch(...of);
+  } };
+  answers = [[503], [308, { location: elsewhere }]];
+  assert.equal((await intent(undefined, quick).fetch(url, { ...init, dispatcher })).status, 201);
+  assert.equal(count, 3);
+});
+
 test('what cannot be sent again is refused', async () => {
   assert.equal(intent('a"b\\').headers['idempotency-key'], '"a\\"b\\\\"');
   for (const key of ['', 'k'.repeat(256), 'ü', 7, null]) assert.throws(() => new Intent(key), TypeError);
