@@ -180,7 +180,10 @@ export interface Lease<Request = unknown> {
   /** Of a worker: null, unless the scope stores requests. */
   readonly request: Request;
   readonly attempt: number;
-  /** Aborted when the lease is lost (the reason is LeaseLost), or when the worker must stop. */
+  /**
+   * Aborted when the lease is lost or the attempt has failed (the reason is LeaseLost), or when the
+   * worker must stop.
+   */
   readonly signal: AbortSignal;
   /**
    * The result of work(), which runs unless an earlier attempt has stored its result. JSON. A name

@@ -165,7 +165,6 @@ class Lease {
       throw await this.#fail(error);
     } finally {
       this.#stop();
-      for (const step of this.#running.keys()) step.catch(() => {}); // its error ends no process
     }
   }
 
@@ -211,6 +210,8 @@ class Lease {
   async #fail(error) {
     this.#stop();
     const { aborted, reason } = this.signal;
+    for (const step of this.#running.keys()) step.catch(() => {}); // its error ends no process
+    this.#lose(); // what the work has not waited for must not go on beside the next attempt
     if (error instanceof LeaseLost) return error;
     if (error instanceof Failure) { // also when the lease has ended: the server knows who has it
       try {

@@ -726,6 +726,7 @@ test('a step that nothing waits for: the operation does not complete without it,
     process.on('unhandledRejection', listen);
     await assert.rejects(lease(pool, called, (held) => {
       held.step('u', () => new Promise((resolve) => { proceed = resolve; }));
+      held.step('v', () => new Promise((_, reject) => { held.signal.addEventListener('abort', () => reject(held.signal.reason)); }));
       return end(held);
     }), name === 'throw' ? /down/ : /step "u" is still running/);
     assert.deepEqual([await effects(called.request), await state(called.key, 'charges')], [0, 'in_progress']);
@@ -733,5 +734,22 @@ test('a step that nothing waits for: the operation does not complete without it,
     await sleep(100); // its result is refused, because the lease has ended
     process.off('unhandledRejection', listen);
     assert.deepEqual(unhandled, [], name);
+  }
+});
+
+test('what goes on after its attempt has failed is told, and begins no step', async () => {
+  for (const error of [new Error('down'), new Failure('declined')]) {
+    let proceed;
+    let late;
+    const proceeding = new Promise((resolve) => { proceed = resolve; });
+    await assert.rejects(lease(pool, begun(), async (held) => {
+      late = proceeding.then(async () => {
+        assert.ok(held.signal.reason instanceof LeaseLost);
+        await held.step('charge', () => assert.fail('runs'));
+      });
+      throw error;
+    }), error);
+    proceed();
+    await assert.rejects(late, LeaseLost);
   }
 });
