@@ -741,6 +741,26 @@ class PsycopgAsync(LeaseTest):
             return "not cancelled"
         self.assertEqual(asyncio.run(main()), "not cancelled")
 
+    def test_what_goes_on_after_a_failed_attempt_begins_no_step(self):
+        async def main(error):
+            failed, ran = asyncio.Event(), []
+
+            async def beside(lease):
+                await failed.wait()
+                with self.assertRaises(LeaseLost):
+                    lease.check()
+                await lease.step("charge", lambda: ran.append(1))
+            with self.assertRaises(type(error)):
+                async with self.lease(new_key()) as lease:
+                    task = asyncio.create_task(beside(lease))
+                    raise error
+            failed.set()
+            with self.assertRaises(LeaseLost):
+                await task
+            return ran
+        for error in (ZeroDivisionError(), Failure("declined")):
+            self.assertEqual(asyncio.run(main(error)), [])
+
     def test_a_step_that_is_not_awaited(self):
         def refused():
             return self.assertRaisesRegex(RuntimeError, 'step "u" is still running')

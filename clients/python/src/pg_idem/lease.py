@@ -53,6 +53,7 @@ class LeaseBase:
     # Whether an error that is no Exception, such as CancelledError, comes from outside of the work.
     interrupted: Callable[[], bool] = staticmethod(lambda: True)
     _raised: Optional[Exception] = None  # by a call of this attempt: the function may swallow it
+    _over = False  # the body has ended: what goes on must begin nothing beside the next attempt
 
     def __init__(self, operations: flow.Operations[Any], claim: Mapping[str, Any], request: Any, *,
                  backoff: tuple[float, float], retry: Optional[Retry]) -> None:
@@ -87,8 +88,8 @@ class LeaseBase:
         return self._operations.drive(self._operations.within(self, lambda _: self._run(function)))
 
     def check(self) -> None:
-        """Raises LeaseLost if the lease is lost, or has ended and has not been renewed yet."""
-        if self.lost.is_set() or time.monotonic() >= self._ends:
+        """Raises LeaseLost if the lease is lost or has ended, or the body has."""
+        if self._over or self.lost.is_set() or time.monotonic() >= self._ends:
             self._raised = LeaseLost()
             raise self._raised
 
@@ -135,7 +136,7 @@ class LeaseBase:
 
     def _work(self, name: str, work: Callable[[], Any]) -> Steps[None]:
         with self._noted():
-            if self.lost.is_set() or self.answer is not None:
+            if self._over or self.lost.is_set() or self.answer is not None:
                 raise LeaseLost
             self._require_apart(f'step "{name}"')
             if time.monotonic() >= self._ends:  # the process has slept: the server knows
@@ -267,6 +268,7 @@ class LeaseBase:
         return Claim(*row).stored(self.key, self._operations.loads) if row else None
 
     def _end(self, error: Optional[BaseException]) -> Steps[None]:
+        self._over = True
         yield self._stop()
         reason = error
         if error is None and self.answer is None:
