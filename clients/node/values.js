@@ -77,9 +77,11 @@ function isData(value) {
 }
 
 // An object whose members are its content.
+const isPlain = (value) =>
+  value !== null && typeof value === 'object' && !Array.isArray(value) && isData(value);
+
 function plain(what, value) {
-  const isObject = value !== null && typeof value === 'object' && !Array.isArray(value);
-  if (!isObject || !isData(value)) {
+  if (!isPlain(value)) {
     throw new TypeError(`the ${what} must be an object, not ${kind(value)}`);
   }
   return value;
@@ -171,8 +173,7 @@ function bodyBytes(body) {
 
 // What a function has returned, which must not be taken for an answer without content.
 function known(answer, ...names) {
-  const isObject = answer !== null && typeof answer === 'object' && !Array.isArray(answer);
-  if (!isObject || !Object.keys(answer).every((name) => names.includes(name))) {
+  if (!isPlain(answer) || !Object.keys(answer).every((name) => names.includes(name))) {
     throw new TypeError(`the function must return { ${names.join(', ')} }`);
   }
   return answer;

@@ -188,7 +188,7 @@ test('the error names what is no JSON', async () => {
 });
 
 test('an answer or a Failure that could not be sent is refused before COMMIT', async () => {
-  for (const answer of [...ANSWERS, { answer: 1 }, 7, [], 'text', Promise]) {
+  for (const answer of [...ANSWERS, { answer: 1 }, 7, [], 'text', Promise, new Map(), (async function* pays() { yield 1; })()]) {
     const { key, request } = operation();
     const work = async (client) => { await pay(client, request); return answer; };
     await assert.rejects(run(pool, { scope: 'payments', key, request }, work),

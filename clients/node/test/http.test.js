@@ -473,7 +473,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
         { status: 204, body: {} }, { status: 304, body: 'a' },
         ...[Readable.from(['a']), new Response('a').body, new Blob(['a']), new ArrayBuffer(1), new Float32Array(1), new Map(), new Set(),
           new URLSearchParams('a=1'), { fee: NaN }, { a: [undefined] }, 10n, () => 1].map((body) => ({ status: 201, body })),
-        { status: 418, body: new Map() }, { body: 1, answer: 2 }, 7, undefined,
+        { status: 418, body: new Map() }, { body: 1, answer: 2 }, 7, undefined, (async function* pays() { yield 1; })(),
       ]) {
         const { key, request } = operation();
         const response = await post('/any', key, request);
