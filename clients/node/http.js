@@ -305,8 +305,8 @@ function unsent(response, raw, work) {
   let before;
   let isOpen = false;
   let misused; // of the attempt that works
-  // An error handler or a hook may wait before it sends. What is left of the work is not faster.
-  const isOver = () => isOpen && working.getStore() === own;
+  // COMMIT, an error handler or a hook may take a while. What is left of the work is not faster.
+  const isOver = () => !misused && working.getStore() === own;
   const listeners = () => ['finish', 'close'].flatMap((event) =>
     raw.rawListeners(event).map((listener) => ({ event, listener })));
   const changed = () => Object.entries(response.getHeaders())

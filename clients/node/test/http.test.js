@@ -653,6 +653,7 @@ for (const [name, listen] of Object.entries(frameworks)) {
         [() => later((res) => source().pipe(res)), 500],
         [async (res) => { for (let n = 0; n < 10; n++) { res.write('paid'); await sleep(10); } }, 500],
         [(_, reply) => { later((of) => of.status(201).header('x-failed', 'a').send('paid'), reply); throw new Failure('no'); }, 409],
+        [(_, reply) => { setImmediate(() => reply.header('x-failed', 'a')); throw new Failure('no'); }, 409], // during COMMIT
         [() => { later((res) => res.end('paid')); return { status: 201, body: 'stored' }; }, 201],
       ];
       const source = () => Readable.from(['paid']);
