@@ -80,8 +80,9 @@ std::int32_t id_in(TupleTableSlot* slot, AttrNumber column) {
 
 // A search of all record tables that reads them twice: before its caller takes a lock that stops
 // others, and then, under it, only the blocks that may have changed since. VACUUM marks no block as
-// visible to all that has a row which the held snapshot does not see; a table whose file was not
-// read before is read as a whole. Tables in different tablespaces may have files of one number.
+// visible to all that has a row which the held snapshot does not see. A table whose file was not
+// read before is read as a whole, as is one that is no heap: no other access method has such a map.
+// Tables in different tablespaces may have files of one number.
 struct Search {
     Snapshot held;
     List* tables;
@@ -91,7 +92,8 @@ struct Search {
 template <class Visit>
 void read_on(Search& search, Relation table, Snapshot snapshot, Visit visit) {
     const Oid file = table->rd_rel->relfilenode;
-    const bool is_read = list_member_oid(search.tables, RelationGetRelid(table)) &&
+    const bool is_read = table->rd_rel->relam == HEAP_TABLE_AM_OID &&
+                         list_member_oid(search.tables, RelationGetRelid(table)) &&
                          list_member_oid(search.files, file);
     if (!is_read) {
         search.tables = lappend_oid(search.tables, RelationGetRelid(table));
@@ -150,7 +152,7 @@ Keys count_keys(Search& search, std::optional<std::int32_t> scope, LOCKMODE lock
 
 bool has_rows(Table which, Snapshot snapshot) {
     bool found = false;
-    scan_table(which, snapshot, [&](TupleTableSlot*) { found = true; });
+    scan_table(which, snapshot, [&](TupleTableSlot*) { return !(found = true); });
     return found;
 }
 
