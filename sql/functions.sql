@@ -272,8 +272,6 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION idem_internal.make_record_table FROM PUBLIC;
-
 COMMENT ON FUNCTION idem_internal.make_record_table IS
     'Creates a table for idem.create_record_table(), which passes the current schema: the '
     'search_path of this function is fixed. '
@@ -288,8 +286,6 @@ CREATE FUNCTION idem.create_record_table(
 RETURNS regclass
 LANGUAGE sql VOLATILE PARALLEL UNSAFE
 RETURN idem_internal.make_record_table(name, tenant_column, tenant_type, current_schema());
-
-REVOKE ALL ON FUNCTION idem.create_record_table FROM PUBLIC;
 
 COMMENT ON FUNCTION idem.create_record_table IS
     'Creates a table for records beside idem.record, with the same columns and owner and no '
@@ -343,8 +339,6 @@ RETURNS void
 AS 'MODULE_PATHNAME', 'idem_create_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.create_scope FROM PUBLIC;
-
 CREATE FUNCTION idem.alter_scope(
     name text,
     ttl interval DEFAULT NULL,
@@ -375,8 +369,6 @@ RETURNS void
 AS 'MODULE_PATHNAME', 'idem_alter_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.alter_scope FROM PUBLIC;
-
 CREATE FUNCTION idem.scope_ddl(scope text)
 RETURNS text
 AS 'MODULE_PATHNAME', 'idem_scope_ddl'
@@ -388,8 +380,6 @@ RETURNS void
 AS 'MODULE_PATHNAME', 'idem_drop_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.drop_scope FROM PUBLIC;
-
 -- ---------------------------------------------------------------------------------------------
 -- Maintenance
 -- ---------------------------------------------------------------------------------------------
@@ -398,8 +388,6 @@ CREATE FUNCTION idem.revoke(scope text, key anycompatible, tenant text DEFAULT N
 RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_revoke'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-REVOKE ALL ON FUNCTION idem.revoke FROM PUBLIC;
 
 CREATE FUNCTION idem.forget(
     scope text,
@@ -411,14 +399,10 @@ RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_forget'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.forget FROM PUBLIC;
-
 CREATE FUNCTION idem.forget_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_forget_tenant'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-REVOKE ALL ON FUNCTION idem.forget_tenant FROM PUBLIC;
 
 CREATE FUNCTION idem.erase(
     scope text,
@@ -430,14 +414,10 @@ RETURNS boolean
 AS 'MODULE_PATHNAME', 'idem_erase'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.erase FROM PUBLIC;
-
 CREATE FUNCTION idem.erase_tenant(scope text, tenant text, force boolean DEFAULT false)
 RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_erase_tenant'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-REVOKE ALL ON FUNCTION idem.erase_tenant FROM PUBLIC;
 
 CREATE FUNCTION idem.reset_stream(
     scope text,
@@ -449,21 +429,15 @@ RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_reset_stream'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.reset_stream FROM PUBLIC;
-
 CREATE FUNCTION idem.purge(max_records integer DEFAULT NULL)
 RETURNS bigint
 AS 'MODULE_PATHNAME', 'idem_purge'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem.purge FROM PUBLIC;
-
 CREATE FUNCTION idem.rotate_secret()
 RETURNS integer
 AS 'MODULE_PATHNAME', 'idem_rotate_secret'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-REVOKE ALL ON FUNCTION idem.rotate_secret FROM PUBLIC;
 
 -- What idem.export_identity() exports: rows of the tables, so that a new column travels too.
 CREATE TYPE idem_internal.identity AS (
@@ -501,8 +475,6 @@ AS $$
     WHERE EXISTS (SELECT FROM idem.secret s WHERE s.id = 0)
 $$;
 
-REVOKE ALL ON FUNCTION idem.export_identity FROM PUBLIC;
-
 COMMENT ON FUNCTION idem.export_identity IS
     'Returns what idem.import_identity() gives to another server: the scopes with their ids and '
     'settings, the ids of dropped scopes, the last scope id, the seed and all fingerprint secrets. '
@@ -516,8 +488,6 @@ RETURNS void
 AS 'MODULE_PATHNAME', 'idem_begin_import'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-REVOKE ALL ON FUNCTION idem_internal.begin_import FROM PUBLIC;
-
 COMMENT ON FUNCTION idem_internal.begin_import IS
     'Locks the scopes for idem.import_identity(). Raises 25006, 25000.';
 
@@ -525,8 +495,6 @@ CREATE FUNCTION idem_internal.import_scope(scope idem.scope, add boolean)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_import_scope'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-REVOKE ALL ON FUNCTION idem_internal.import_scope FROM PUBLIC;
 
 COMMENT ON FUNCTION idem_internal.import_scope IS
     'Checks a scope for idem.import_identity(). With add, adds it, unless there is one of its '
@@ -538,8 +506,6 @@ CREATE FUNCTION idem_internal.refuse_keys(detail text)
 RETURNS void
 AS 'MODULE_PATHNAME', 'idem_refuse_keys'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-REVOKE ALL ON FUNCTION idem_internal.refuse_keys FROM PUBLIC;
 
 COMMENT ON FUNCTION idem_internal.refuse_keys IS
     'Refuses a change for which idem.import_identity() needs a database without keys; the detail '
@@ -693,8 +659,6 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION idem.import_identity FROM PUBLIC;
-
 COMMENT ON FUNCTION idem.import_identity IS
     'Gives this database the identity that idem.export_identity() returned on another server: '
     'digests, lock ids, fingerprints and child keys are then the same on both. Scopes of other '
@@ -704,3 +668,15 @@ COMMENT ON FUNCTION idem.import_identity IS
     'Raises 55000 (records would be orphaned, a secret is missing in the identity, or a limit '
     'without preload), 42710 (a scope has other settings or another id), 42704 (no such owner), '
     '40001, 42501, 22023, 22004. What is no value of its type raises the error of the type.';
+
+-- ---------------------------------------------------------------------------------------------
+-- Administration: only for superusers, and for roles that are granted EXECUTE
+-- ---------------------------------------------------------------------------------------------
+
+REVOKE ALL ON FUNCTION
+    idem.alter_scope, idem.create_record_table, idem.create_scope, idem.drop_scope, idem.erase,
+    idem.erase_tenant, idem.export_identity, idem.forget, idem.forget_tenant,
+    idem.import_identity, idem.purge, idem.reset_stream, idem.revoke, idem.rotate_secret,
+    idem_internal.begin_import, idem_internal.import_scope, idem_internal.make_record_table,
+    idem_internal.refuse_keys
+FROM PUBLIC;
