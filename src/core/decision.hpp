@@ -54,19 +54,12 @@ enum class Verdict {
     exhausted,              // as take_over, but no attempts are left: undecided, and not claimable
 };
 
-// An operation may have more attempts than its scope allows: an administrator grants them.
+// An operation may have more attempts than its scope allows: an administrator grants them. When the
+// lease of the last one has ended, nothing is written to the row, and nothing is decided: the
+// operation may have had effects, that attempt may still complete, and another may be allowed.
 constexpr bool is_last_attempt(std::int32_t attempt, std::optional<std::int32_t> max_attempts,
                                std::int32_t extra_attempts) noexcept {
     return max_attempts && attempt >= std::int64_t{*max_attempts} + extra_attempts;
-}
-
-// Whether the lease of the last allowed attempt has ended. That state is never written to the row,
-// and decides nothing: the operation may have had effects, its last attempt may still complete, and
-// another one may be allowed.
-constexpr bool exhausted(std::int32_t attempt, std::optional<std::int32_t> max_attempts,
-                         std::int32_t extra_attempts, std::int64_t lease_end,
-                         std::int64_t now) noexcept {
-    return is_last_attempt(attempt, max_attempts, extra_attempts) && lease_end <= now;
 }
 
 // How many extra attempts an operation has when an administrator has let go of its present attempt:
@@ -110,7 +103,7 @@ constexpr Verdict decide(const FoundRow& row, SameRequest same, std::int64_t now
     if (row.state == State::completed) return Verdict::replay;
     if (row.state == State::failed) return Verdict::failed;
     if (row.lease_end > now) return Verdict::leased;
-    if (exhausted(row.attempt, row.max_attempts, row.extra_attempts, row.lease_end, now))
+    if (is_last_attempt(row.attempt, row.max_attempts, row.extra_attempts))
         return Verdict::exhausted;
     return Verdict::take_over;
 }

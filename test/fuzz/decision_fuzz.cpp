@@ -41,9 +41,8 @@ bool is_used_up(const Row& row, std::int32_t extra_attempts) {
 // An administrator's grant: the next attempt may begin, no attempt is lost, and a second grant for
 // the same attempt adds nothing.
 void check_attempts(const Row& row) {
-    const bool ended = row.lease_end <= row.now;
-    require(exhausted(row.attempt, row.max_attempts, row.extra_attempts, row.lease_end, row.now) ==
-            (is_used_up(row, row.extra_attempts) && ended));
+    require(is_last_attempt(row.attempt, row.max_attempts, row.extra_attempts) ==
+            is_used_up(row, row.extra_attempts));
     const std::int32_t granted =
         granted_attempts(row.attempt, row.max_attempts, row.extra_attempts);
     require(granted >= row.extra_attempts && !is_used_up(row, granted));

@@ -333,7 +333,7 @@ inline probe(t) {
     }
 }
 
-/* As exhausted() in core/decision.hpp: no attempts are left. Derived from the row, never written. */
+/* As decide() in core/decision.hpp: no attempts are left. Derived from the row, never written. */
 #define LAST_ATTEMPT(r) (row[r].attempt >= MAX_ATTEMPTS + row[r].extra)
 #ifdef F_EXHAUSTED_IS_CLAIMED
 #define LAPSED (take_over)

@@ -53,9 +53,10 @@ bool add_to_heap(const Due& due) {
 // Whether the operation is due, or will be.
 bool is_wanted(const Record& row, const DueFilter& filter, TimestampTz now) {
     if (filter.tenant && row.tenant() != *filter.tenant) return false;
+    const bool lapsed = row.lease_end().value_or(0) <= now;
     return row.expires() > now &&
-           !core::exhausted(row.attempt(), filter.max_attempts, row.extra_attempts(),
-                            row.lease_end().value_or(0), now);
+           !(lapsed &&
+             core::is_last_attempt(row.attempt(), filter.max_attempts, row.extra_attempts()));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "pg/store/triggers.hpp"
 
+#include "pg/server/catalog.hpp"
 #include "pg/server/compat.hpp"
 
 extern "C" {
@@ -67,12 +68,8 @@ bool is_cascading(const Trigger& trigger) {
 // it.
 bool is_foreign_reference(const Trigger& trigger, Relation table) {
     if (RI_FKey_trigger_type(trigger.tgfoid) != RI_TRIGGER_PK) return false;
-    HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(trigger.tgconstrrelid));
-    if (!HeapTupleIsValid(tuple)) return true;
-    const auto* referring = reinterpret_cast<const FormData_pg_class*>(GETSTRUCT(tuple));
-    const bool trusted = is_trusted(referring->relowner, table);
-    ReleaseSysCache(tuple);
-    return !trusted;
+    const auto referring = find_form<FormData_pg_class>(RELOID, trigger.tgconstrrelid);
+    return !referring || !is_trusted(referring->relowner, table);
 }
 
 // The function is its owner's, who may replace it. SECURITY DEFINER does not help: the owner may
