@@ -50,7 +50,7 @@ std::string_view tenant_in(const pg::Scope& scope, std::string_view tenant);
 // An argument that has a default: NULL is an error.
 bool switch_arg(FunctionCallInfo fcinfo, int n, const char* name);
 
-// Raises ID007 if the scope requires a tenant and this one is empty. A rule for new keys: only for
+// Raises ID013 if the scope requires a tenant and this one is empty. A rule for new keys: only for
 // a key that has no record.
 void require_tenant(const pg::Scope& scope, std::string_view tenant);
 

@@ -1,7 +1,7 @@
 // Tokens as text, and the random bits that tokens and keys are made of.
 //
 // Random bits for tokens and keys come from OpenSSL, whose every call costs system calls whatever
-// the size. So they are drawn in stock, 64 words at a time. A word is used once and wiped.
+// the size. So they are drawn in stock, 512 words at a time. A word is used once and wiped.
 #pragma once
 
 #include "core/token.hpp"
