@@ -66,13 +66,26 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN make_interval(
     secs => (extract(epoch FROM value) - 453600 * extract(year FROM value))::double precision);
 
--- The secrets come first: scopes have copies of them.
-INSERT INTO idem.secret
-SELECT id, CASE id WHEN 0 THEN 'seed' ELSE 'fingerprint' END,
-       sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
-              || uuid_send(gen_random_uuid())),
-       now()
-FROM generate_series(0, 1) AS id;
+-- The secrets, of which scopes have copies. They are created when idem is installed and, after a
+-- restore without data, with the first scope.
+CREATE FUNCTION idem_internal.create_secrets()
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF row_security_active('idem.secret') OR EXISTS (SELECT FROM idem.secret)
+        OR EXISTS (SELECT FROM idem.scope) OR EXISTS (SELECT FROM idem.record)
+    THEN
+        RETURN;
+    END IF;
+    INSERT INTO idem.secret
+    SELECT id, CASE id WHEN 0 THEN 'seed' ELSE 'fingerprint' END,
+           sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
+                  || uuid_send(gen_random_uuid())),
+           now()
+    FROM generate_series(0, 1) AS id
+    ON CONFLICT DO NOTHING;  -- which another call has made at the same time
+END
+$$;
 
 CREATE FUNCTION idem_internal.seed()
 RETURNS bytea
@@ -248,7 +261,8 @@ BEGIN
         MESSAGE = 'idem has no secrets in this database',
         DETAIL = 'The secrets are created when idem is installed, and a dump of the database '
                  'contains them.',
-        HINT = 'Restore the rows of idem.secret from the dump that the records came from. If they '
+        HINT = 'Restore the rows of idem.secret from the dump that the records came from. If there '
+               'are neither scopes nor records, create a scope, which creates secrets. If the rows '
                'are there, row security hides them: ALTER TABLE idem.secret NO FORCE ROW LEVEL '
                'SECURITY.';
 END

@@ -799,6 +799,7 @@ SET search_path = pg_catalog, pg_temp
 SET intervalstyle = 'postgres'
 AS $$
 BEGIN
+    PERFORM idem_internal.create_secrets();
     PERFORM idem_internal.create_scope(
         c.role, c.proof, name COLLATE pg_catalog."C",
         ARRAY[ttl::text, lease::text, wait::text, request_required::text, request_exclude::text,
@@ -1561,6 +1562,6 @@ $$;
 
 DO $$
 BEGIN
-    PERFORM idem_internal.restore_privileges();
+    PERFORM idem_internal.restore_privileges(), idem_internal.create_secrets();
 END
 $$;

@@ -223,8 +223,8 @@ CREATE TEMP TABLE listed ON COMMIT DROP AS
          check_new_key check_no_keys check_operation check_owner check_size check_snapshot
          check_source check_token check_tries check_unseen check_watermark check_writable
          checked_setting checked_tenant checkpoint child_key claim_of claim_or_replay
-         claim_slowly commit_durably complete copy_secret create_scope differences distance
-         drop_scope entries erase erased error_of errors explain_conflict failure_fault
+         claim_slowly commit_durably complete copy_secret create_scope create_secrets differences
+         distance drop_scope entries erase erased error_of errors explain_conflict failure_fault
          failure_of figures findings fingerprint finish_slowly fixed forget header_lines
          held_keys holder_of insert_claim is_at_rest is_check_deferred is_held is_noted
          is_open_here is_own is_same_request is_stale is_unfinished is_within kept_least_ttl

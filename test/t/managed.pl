@@ -168,9 +168,10 @@ is(ask(q{SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc p
 	WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
 	AND prosecdef AND prorettype <> 'trigger'::regtype AND has_function_privilege('stranger', oid, 'EXECUTE')
 	AND proargnames[1:2] IS DISTINCT FROM '{caller,proof}'
-	AND p.oid::regprocedure::text !~ '^idem_internal.(complete|check_snapshot)\\(|^idem.current_key\\('}, 'first'), '',
+	AND p.oid::regprocedure::text !~
+		'^idem_internal.(complete|check_snapshot|create_secrets)\\(|^idem.current_key\\('}, 'first'), '',
 	'every function that acts with the rights of its owner for any role asks for a proof, but for those that see '
-	. 'the own transaction only, and one without arguments');
+	. 'the own transaction only, and two without arguments');
 is(as('stranger', q{SELECT has_table_privilege('idem.secret', 'SELECT')
 	OR has_table_privilege('idem.record', 'SELECT')}), 'f', 'the secrets are out of reach');
 is(as('stranger', q{CREATE FUNCTION idem.claim(text) RETURNS text LANGUAGE sql AS 'SELECT 1'}), '42501',
@@ -485,6 +486,22 @@ run_file($dump, 'uncommented');
 is(sqlstate($node, "SELECT idem.create_scope('s', $_)", 'uncommented'), '22023',
 	"without comments, settings are checked: $_")
   for q{weak_keys => 'Reject'}, q{store_request => 'banana'}, q{tenant_from => 'Role'};
+
+# The schema alone, as for a server of tests: the first scope makes secrets of this database.
+ask('CREATE DATABASE schema');
+$node->command_ok([ 'pg_dump', '--schema-only', '-f', $dump, 'first' ], 'pg_dump of the schema alone');
+run_file($dump, 'schema');
+like(($node->psql('schema', q{SELECT idem.once('new', 'k')}))[2],
+	qr/no secrets in this database.*nor records, create a scope/s, 'without data, there are no secrets');
+is(ask(q{SET ROLE installer; SELECT idem.create_scope('new'); SELECT idem.once('new', 'k'), idem.once('new', 'k');
+	SELECT idem_internal.create_secrets(); SELECT count(*) FROM idem.health() WHERE status = 'fail'}, 'schema'),
+	"\nt|f\n\n0", 'until a scope is created');
+isnt(ask('SELECT secret FROM idem.secret WHERE id = 0', 'schema'), ask('SELECT secret FROM idem.secret WHERE id = 0',
+		'first'), 'which makes other ones');
+is(as('stranger', "SELECT idem_internal.create_secrets(); RESET ROLE; SELECT count(*) FROM idem.secret",
+		ask(q{CREATE TABLE kept AS TABLE idem.secret; DELETE FROM idem.secret; SELECT 'schema'}, 'schema')), "\n0",
+	'but no call makes any beside scopes');
+ask('INSERT INTO idem.secret TABLE kept', 'schema');
 
 # Data alone, into an installation, which has secrets of its own: with these, child keys would be others.
 ask('CREATE DATABASE data');
