@@ -3621,7 +3621,7 @@ END
 $$;
 
 -- A claim that is open, or that this transaction has finished. The purge and administrators write
--- rows that were finished before.
+-- rows that were finished before. A transition table comes before a relation without its schema.
 CREATE FUNCTION idem.require_claim()
 RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -3651,7 +3651,7 @@ BEGIN
                 format('Trigger "%s" of table "%s" names this scope.', TG_NAME, TG_TABLE_NAME),
                 coalesce(
                     'Perhaps you meant the scope "' || idem_internal.nearest_scope(
-                        (SELECT r.oid FROM pg_roles AS r
+                        (SELECT r.oid FROM pg_catalog.pg_roles AS r
                          WHERE r.rolname = idem_internal.outer_role()), unknown) || '".',
                     'Create the scope first with idem.create_scope(), or use one of the scopes '
                     'that idem.scopes lists.'));

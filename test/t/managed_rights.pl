@@ -82,6 +82,19 @@ like(bob(q{CREATE TEMP TABLE mine (); CREATE FUNCTION pg_temp.steal(mine) RETURN
 	'and does not run there, even for a role that was granted it');
 $node->safe_psql('postgres', 'REVOKE EXECUTE ON FUNCTION idem_internal.refuse_open_claim FROM bob');
 
+# Nor relations: in a function of a trigger, a transition table comes before those of the catalog.
+unlike(bob(q{CREATE TYPE pg_temp.kind AS (x integer); CREATE TEMP TABLE mine (oid oid, rolname pg_temp.kind);
+	CREATE FUNCTION pg_temp.steal(pg_temp.kind) RETURNS text LANGUAGE plpgsql AS $$
+	BEGIN RAISE WARNING 'as %', current_user; RETURN 'x'; END $$;
+	CREATE CAST (pg_temp.kind AS text) WITH FUNCTION pg_temp.steal(pg_temp.kind) AS IMPLICIT;
+	CREATE TRIGGER x AFTER INSERT ON mine REFERENCING NEW TABLE AS pg_roles FOR EACH STATEMENT
+	EXECUTE FUNCTION idem.require_claim('none');
+	INSERT INTO mine VALUES (1, ROW(1))}), qr/WARNING/, 'a transition table brings no code');
+is($node->safe_psql('postgres', q{SELECT string_agg(DISTINCT p.proname || ' ' || m[1], ', ')
+	FROM pg_proc p, regexp_matches(prosrc, '\y(?:FROM|JOIN|UPDATE|INTO|TABLE)\s+(\w+)\y(?![.(])', 'g') m
+	WHERE pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace) AND prorettype = 'trigger'::regtype
+	AND m[1] IN (SELECT relname FROM pg_class)}), '', 'every relation in a function of a trigger has its schema');
+
 # The name of a function is compared as it is: where a collation ignores the point, f.orget equals forget.
 SKIP: {
 	my $loose = q{CREATE SCHEMA f; CREATE COLLATION f.loose (PROVIDER = icu, LOCALE = 'und-u-ka-shifted',
