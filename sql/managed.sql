@@ -136,7 +136,7 @@ ALTER TABLE idem.scope
 -- may not be in idem.secret yet, but must not be another one there.
 CREATE FUNCTION idem_internal.copy_secret()
 RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET debug_print_plan = off AS $$
 BEGIN
     IF TG_TABLE_NAME = 'secret' THEN
         UPDATE idem.scope AS s SET secret_id = NEW.id, secret = NEW.secret
@@ -300,6 +300,10 @@ DECLARE
         || timestamptz_send(transaction_timestamp())
         || convert_to((SELECT r.rolname FROM pg_roles AS r WHERE r.oid = caller), 'UTF8');
 BEGIN
+    -- A caller may have the server print plans, which have the secrets that functions are passed.
+    IF current_setting('debug_print_plan')::boolean THEN
+        PERFORM set_config('debug_print_plan', 'off', true);
+    END IF;
     IF current_setting('transaction_isolation') NOT LIKE 'read %' THEN
         PERFORM idem_internal.check_snapshot();
     END IF;
@@ -2187,7 +2191,7 @@ $$;
 -- become read-only cannot note anything.
 CREATE FUNCTION idem_internal.is_check_deferred(claim idem.record)
 RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET debug_print_plan = off AS $$
 DECLARE
     c idem.record;
 BEGIN

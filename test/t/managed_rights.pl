@@ -597,6 +597,26 @@ like(bob($older), qr/completed$/, 'with the secrets restored, the keys are known
 $node->safe_psql('postgres', 'SELECT idem.rotate_secret(); DELETE FROM idem.secret WHERE id = 2');
 like(bob($older), qr/fingerprint secret 2 is missing/, 'but for the one whose secret is gone');
 
+# Every role may have the server print plans. A plan has the values that it was made for.
+$node->safe_psql('postgres', "SELECT idem.create_scope('printed', owner => 'bob', tenant_from => 'role')");
+my $printing = 'SET client_min_messages = log; SET debug_pretty_print = off; SET debug_print_plan = on;';
+my $lease = $node->safe_psql('postgres',
+	"SELECT token FROM idem.claim('printed', 'l', tenant => 'bob', lease => '1 hour')");
+my $printed = join '', map { bob("$printing SELECT idem.$_") }
+  map { s/bob_scope|'(left|new)'/$1 ? "'printed'" : 'printed'/er =~ s/\Q$operation/$lease/r }
+  @without, "claim('printed', 'p', lease => '1 hour')", "claim('alice_scope', 'k')", 'rotate_secret()', 'current_key()';
+like($printed, qr/PLANNEDSTMT/, 'plans are printed');
+sub printed_as { my ($value) = @_; return join ' ', map { $_ > 127 ? $_ - 256 : $_ } unpack 'C*', $value; }
+for my $secret (map { pack 'H*', $_ } split /\n/,
+	$node->safe_psql('postgres', q{SELECT encode(secret, 'hex') FROM idem.secret}))
+{
+	unlike($printed =~ s/\s+/ /gr, qr/@{[ printed_as($secret) ]}/, 'but no secret');
+}
+my $opened = bob("BEGIN; SELECT begins('printed', NULL); $printing SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE;
+	SELECT 'open: ' || open FROM idem.record WHERE open IS NOT NULL");
+like($opened, qr/open: [-\w]{26}/, 'a claim of another role is open');
+unlike($opened =~ s/\s+/ /gr, qr/@{[ printed_as($opened =~ m{open: ([-\w]{26})}) ]}/, 'and no token of it');
+
 # Names in the search_path -----------------------------------------------------------------------
 
 my %said;
