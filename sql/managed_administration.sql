@@ -330,7 +330,6 @@ AS $$
               SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner
               FROM pg_proc AS p
               WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-                  AND p.prosecdef
              ) AS o (kind, name, owner) ON o.owner <> i.owner
     UNION ALL
     VALUES (1, 'worker', 'ok', 'This edition has no worker: idem.purge() runs from cron.', NULL),

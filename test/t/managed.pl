@@ -564,7 +564,8 @@ ask(q{SET ROLE installer; SELECT idem_internal.restore_privileges()}, 'generous'
 is(sqlstate($node, $compile, 'generous'), '42501', 'the hint takes it back');
 like(ask($schema, 'generous'), qr/^ok/, 'and cures it');
 ask('REVOKE app FROM erin');
-for my $part ('SCHEMA idem', 'SCHEMA idem_internal', 'FUNCTION idem.current_key()', 'VIEW idem.scopes')
+for my $part ('SCHEMA idem', 'SCHEMA idem_internal', 'FUNCTION idem.current_key()', 'FUNCTION idem.edition()',
+	'VIEW idem.scopes')
 {
 	ask("ALTER $part OWNER TO erin", 'bare');
 	my $found = ask($schema, 'bare');
