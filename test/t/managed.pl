@@ -630,6 +630,8 @@ is($claiming->query_safe(q{SELECT response FROM idem.claim('payments', 'meanwhil
 $claiming->quit;
 is(ask($replay, 'first'), $answers, 'after the update, retries are answered');
 is(ask('SELECT idem.note(), idem_internal.version()', 'first'), 'noted|99.0.0', 'and the next version is there');
+is(ask(q{SELECT proowner::regrole FROM pg_proc WHERE oid = 'idem.note'::regproc}, 'first'), 'installer',
+	'which belongs to the owner of idem, whatever role has run the script');
 (undef, $err) = run_file("$updates/update.sql", 'first');
 like($err, qr/version 99\.0\.0 of idem/, 'an update from another version is refused');
 
