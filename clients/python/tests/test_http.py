@@ -4,12 +4,14 @@
 import asyncio
 import collections
 import contextlib
+import copy
 import datetime
 import email.utils
 import functools
 import gc
 import gzip
 import io
+import itertools
 import json
 import threading
 import time
@@ -1610,15 +1612,28 @@ class FastAPI(Asgi, PaymentTest):
 
         async def pay_in_unit(unit=fastapi.Depends(unit)):
             return "secret"
-        for endpoint, dependencies in ((pay, []), (pay_within, [fastapi.Depends(once)]),
-                                       (pay_in_unit, [])):
-            router = fastapi.APIRouter(route_class=pg_idem.fastapi.IdempotentRoute,
-                                       dependencies=dependencies)
+
+        class Included(fastapi.routing.APIRoute):  # since FastAPI 0.137, it solves others
+            def get_route_handler(self):
+                shown, self.dependant = self.dependant, copy.deepcopy(self.dependant)
+                self.dependant.dependencies.reverse()
+                handler, self.dependant = super().get_route_handler(), shown
+                return handler
+
+        class Wrapped(fastapi.routing.APIRoute):
+            def get_route_handler(self):
+                return (lambda handler: lambda request: handler(request))(
+                    super().get_route_handler())
+        for (endpoint, dependencies), kind in itertools.product(
+                ((pay, []), (pay_within, [fastapi.Depends(once)]), (pay_in_unit, [])),
+                (fastapi.routing.APIRoute, Included, Wrapped)):
+            router = fastapi.APIRouter(dependencies=dependencies, route_class=type(
+                "Own", (pg_idem.fastapi.IdempotentRoute, kind), {}))
             router.post("/payments")(endpoint)
             app, key = fastapi.FastAPI(), new_key()
             app.include_router(router)
             made = app_of(self, app)
-            with self.subTest(endpoint.__name__):
+            with self.subTest(endpoint.__name__, kind=kind):
                 self.assertEqual(self.sent(made, key, Authorization="ann")[0], 200)
                 self.assertEqual(self.sent(made, key)[0], 401)
                 self.assertEqual(self.sent(made, key, Authorization="ann")[0], 200)
@@ -1655,6 +1670,14 @@ class FastAPI(Asgi, PaymentTest):
         app.post("/payments")(lambda connection=fastapi.Depends(once): 1)
         with self.assertRaisesRegex(RuntimeError, "route_class"):
             self.sent(app_of(self, app), new_key())
+
+        class Hidden(fastapi.routing.APIRoute):
+            def get_route_handler(self):
+                return functools.partial(super().get_route_handler())
+        router = fastapi.APIRouter(route_class=type("Own", (
+            pg_idem.fastapi.IdempotentRoute, Hidden), {}))
+        with self.assertRaisesRegex(RuntimeError, "does not show its dependencies"):
+            router.post("/payments")(lambda connection=fastapi.Depends(once): 1)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Callable, Optional
 
 from fastapi import Depends, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -46,8 +47,13 @@ def _shared() -> None:
 
 class IdempotentRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Any], Any]:
-        _claim_last(self.dependant)
-        handler, route = super().get_route_handler(), _route_of(self.dependant)
+        handler = super().get_route_handler()
+        dependant = _dependant_of(handler)
+        if dependant is None:
+            raise RuntimeError("the handler of the route does not show its dependencies, of which"
+                               " those that authenticate must come before the claim")
+        _claim_last(dependant)
+        route = _route_of(dependant)
 
         async def once(request: Any) -> Any:
             if route is None or request.method in http.SAFE:
@@ -63,6 +69,14 @@ class IdempotentRoute(APIRoute):
     def _made_of(self, value: Any) -> Response:
         return value if isinstance(value, Response) else JSONResponse(
             jsonable_encoder(value), self.status_code or 200)
+
+
+def _dependant_of(handler: Any) -> Optional[Dependant]:
+    """What the handler solves, perhaps within one of another class of routes. For a router that is
+    included, it is not that of the route, since FastAPI 0.137."""
+    values = [cell.cell_contents for cell in getattr(handler, "__closure__", None) or ()]
+    own = [value for value in values if isinstance(value, Dependant)]
+    return next(filter(None, own or map(_dependant_of, values)), None)
 
 
 def _claim_last(dependant: Any) -> None:
