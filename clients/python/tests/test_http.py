@@ -555,6 +555,8 @@ class Routes:
         for _ in range(2):
             app.send([("Content-Type", "application/json")],
                      json.dumps({"meta": {"key": key}}).encode(), "/payments", "POST")
+        app.send([("Content-Type", "application/json"), ("Content-Encoding", "gzip")],
+                 gzip.compress(json.dumps({"meta": {"key": key}}).encode()), "/payments", "POST")
         self.assertEqual(effects(key), 1)
         app = self.once(options={"key_from": lambda request, body: body.decode()})
         for _ in range(2):
@@ -799,6 +801,13 @@ class Django(Wsgi, PaymentTest):
         from pg_idem.django import Idempotency, idempotent
         payment = cls.payment
 
+        class Stream(StreamingHttpResponse):  # since Django 4.2, it may be asynchronous
+            content = StreamingHttpResponse.streaming_content
+            streaming_content = property(lambda self: object(), content.fset)
+
+            def __iter__(self):
+                return iter(self.content)
+
         @idempotent(Idempotency(wait=0), "payments", tenant=None, **OPTIONS)
         def payments(request):
             if request.method == "GET":
@@ -813,7 +822,7 @@ class Django(Wsgi, PaymentTest):
                 except IntegrityError:
                     pass
             if "stream" in content:
-                return StreamingHttpResponse(iter([b"a", b"b"]))
+                return Stream(bytes([each]) for each in content["stream"])
             status = content.get("status", 201)
             body = "" if status == 204 else json.dumps({"payment": made.pk, "at": time.time()})
             response = HttpResponse(body, "application/json", status)
@@ -914,7 +923,7 @@ class Django(Wsgi, PaymentTest):
     def test_a_stream_is_sent_after_commit(self):
         key = new_key()
         for _ in range(2):
-            self.assertEqual(self.post(key, {"amount": 1, "stream": 1})[2], b"ab")
+            self.assertEqual(self.post(key, {"amount": 1, "stream": [97, 98]})[2], b"ab")
         self.assertEqual(effects(key), 1)
 
     def test_atomic_requests(self):
@@ -1230,6 +1239,25 @@ class Asgi(Contract, Routes):
             "id": uuid.uuid4(), "at": datetime.datetime.now(), "user": "a", "roles": ("b", 1)})
         self.assertEqual((self.sent(app, key)[0], len(attempts), effects(key)), (201, 2, 1))
 
+    def test_errors_are_answered_as_by_the_framework(self):
+        raised = [starlette.exceptions.HTTPException(204), type("Gone", (LookupError,), {
+            "status_code": 402})("of another service")]
+
+        def act():
+            raise raised.pop(0)
+        app, key = self.once(act, options={"final_statuses": [402]}), new_key()
+        app.app.add_exception_handler(402, lambda *_: starlette.responses.Response("", 402))
+        self.assertEqual(self.sent(app, key)[::2], (204, b""))
+        with self.assertRaises(LookupError):
+            self.sent(app, key)
+        self.assertEqual((query("SELECT state FROM idem.lookup('payments', %s::text)", key),
+                          effects(key)), ("absent", 0))
+
+    def test_a_connection_of_a_thread_is_refused(self):
+        operations = types.SimpleNamespace(using="default")  # as of pg_idem.django
+        with self.assertRaisesRegex(TypeError, "Django has a connection per thread"):
+            self.of_package().idempotent(operations, "payments", tenant=None)
+
     def test_an_upload_without_a_parser_is_bound_by_its_bytes(self):
         app, key = self.once(), new_key()
         with mock.patch("starlette.requests.parse_options_header", None), \
@@ -1336,6 +1364,8 @@ async def answer_of(act, request, test):
 
 @unittest.skipUnless(starlette, "Starlette or httpx is not installed")
 class Starlette(Asgi, PaymentTest):
+    of_package = staticmethod(lambda: pg_idem.starlette)
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -1456,6 +1486,8 @@ class Starlette(Asgi, PaymentTest):
 
 @unittest.skipUnless(fastapi and starlette, "FastAPI or httpx is not installed")
 class FastAPI(Asgi, PaymentTest):
+    of_package = staticmethod(lambda: pg_idem.fastapi)
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()

@@ -187,7 +187,7 @@ def _captured(response: Any, **kind: Any) -> Response:
     if not getattr(response, "is_rendered", True):
         response = response.render()
     if response.streaming:
-        body = b"".join(response.streaming_content)
+        body = b"".join(response)
         response.streaming_content = [body]
     else:
         body = response.content

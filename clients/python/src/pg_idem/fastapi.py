@@ -21,14 +21,14 @@ from fastapi.routing import APIRoute
 from . import core, http
 from .flow import Operations
 from .http import Route
-from .starlette import Operation
+from .starlette import Operation, route_of
 
 
 def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
                **options: Any) -> Callable[..., Any]:
     """A dependency, whose value is the connection. `tenant` is a dependency itself, such as the one
     that authenticates, or None. The other arguments are those of http.Route."""
-    route = Route(idempotency, scope, tenant, **options)
+    route = route_of(idempotency, scope, tenant, **options)
 
     async def claim(request: Request, tenant: Any = Depends(tenant or _shared)) -> Any:
         if request.method in http.SAFE:

@@ -278,7 +278,8 @@ class Exchange:
             if key is None and headers:  # a client that has forgotten its key
                 raise Refused("ID007", "header Idempotency-Key is empty")
         else:
-            key = source(request, self.body) if callable(source) else member(self.body, source)
+            content = self.content()
+            key = source(request, content) if callable(source) else member(content, source)
             if isinstance(key, uuid.UUID):
                 key = str(key)
             if key is not None and not (isinstance(key, str) and 1 <= len(key) <= 255
@@ -290,6 +291,9 @@ class Exchange:
             raise Refused("ID007", f"{where} is missing")
         return key
 
+    def content(self) -> bytes:
+        return _decoded(self.body, self.content_encoding, self.route.max_body)
+
     def request(self) -> JsonText:
         """What is bound to the key: all that the handler can read of the content. JSON counts by
         value, a form by its fields and files, and anything else byte by byte."""
@@ -299,7 +303,7 @@ class Exchange:
                    if re.fullmatch('charset="?(?!utf-8"?$).*', part)] if media != MULTIPART else []
         if media != "application/json" or charset:
             bound["type"] = ";".join([media, *charset])
-        content = _decoded(self.body, self.content_encoding, self.route.max_body)
+        content = self.content()
         form = None if self.body and not self.form else self.form  # what no parser could read
         if form is None and media == URLENCODED:  # one character per byte
             form = parse_qsl(content.decode("latin-1"), keep_blank_values=True, encoding="latin-1")

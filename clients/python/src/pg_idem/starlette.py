@@ -19,7 +19,7 @@ from starlette import requests
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import URL
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import Response as Native
 
 from . import core, flow, http
@@ -33,7 +33,7 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
     """A decorator of an endpoint, or of a method of an HTTPEndpoint, below those that authenticate.
     It works on the transaction of `request.state.idem_connection`. The arguments are those of
     http.Route. With a class that is not asynchronous, the endpoint is no coroutine either."""
-    route = Route(idempotency, scope, tenant, **options)
+    route = route_of(idempotency, scope, tenant, **options)
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(view)
@@ -52,6 +52,13 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
             return await operation.respond(args[-1], endpoint)
         return once
     return decorate
+
+
+def route_of(idempotency: Operations[Any], *args: Any, **options: Any) -> Route:
+    if hasattr(idempotency, "using"):
+        raise TypeError("Django has a connection per thread, and an endpoint may run in another"
+                        " thread than its claim: run an operation in asyncio.to_thread()")
+    return Route(idempotency, *args, **options)
 
 
 class Answered(Exception):
@@ -175,15 +182,16 @@ class Operation:
             response = await _captured(request, made)
             response.undone = True
             return response
-        handlers, status = request.app.exception_handlers, getattr(error, "status_code", None)
+        handlers: dict[Any, Any] = {
+            HTTPException: ExceptionMiddleware(request.app).http_exception,
+            **request.app.exception_handlers}
+        status = error.status_code if isinstance(error, HTTPException) else None
         handler = handlers.get(status) or next(
             (handlers[kind] for kind in type(error).__mro__[:-2] if kind in handlers
              and kind is not Exception), None)
         if handler is None:
-            if not isinstance(error, HTTPException):
-                return None
-            made = PlainTextResponse(error.detail, error.status_code, error.headers)
-        elif inspect.iscoroutinefunction(handler):
+            return None
+        if inspect.iscoroutinefunction(handler):
             made = await handler(request, error)
         else:
             made = await run_in_threadpool(handler, request, error)
