@@ -1165,6 +1165,31 @@ class DjangoRest(Django):
         self.assert_stored(Pay)
         self.assertEqual(attempts, [1, 1])
 
+    def test_a_replay_is_behind_what_authenticates_within_the_view(self):
+        from django.urls import path
+        from django.utils.decorators import method_decorator
+        from pg_idem.django import Idempotency, idempotent
+        from rest_framework.decorators import api_view, permission_classes
+        from rest_framework.permissions import BasePermission
+        from rest_framework.response import Response
+        from rest_framework.views import APIView
+        once, payment = idempotent(Idempotency(), "payments", tenant=None), self.payment
+        permitted = type("Permitted", (BasePermission,), {
+            "has_permission": lambda self, request, view: request.META.get("HTTP_STRANGER") is None})
+
+        def pay(request):
+            made = payment.objects.create(amount=1)
+            return Response({"paid": made.pk, "of": request.data}, status=201)
+        below = api_view(["POST"])(permission_classes([permitted])(once(pay)))
+        app, key = self.assert_stored(types.SimpleNamespace(as_view=lambda: below))
+        self.assertEqual(self.sent(app, key, b'{"amount": 1}', Stranger="1")[0], 403)
+        kind = type("Pay", (APIView,), {"post": lambda self, request: pay(request)})
+        for view in (once(api_view(["POST"])(pay)), once(kind.as_view()),
+                     method_decorator(once, name="dispatch")(kind).as_view()):
+            app.own = [path("payments", view)]
+            with self.assertRaisesRegex(TypeError, "before the view authenticates"):
+                self.sent(app, key, b'{"amount": 1}')
+
     def assert_stored(self, view):
         from django.urls import path
         app, key = app_of(self, self.app), new_key()

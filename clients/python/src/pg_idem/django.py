@@ -84,6 +84,8 @@ def idempotent(idempotency: Idempotency, scope: Any, *, tenant: Any,
     def decorate(view: View) -> View:
         is_async, run = inspect.iscoroutinefunction(view), cast(Any, async_to_sync)
         opted_out = using in getattr(view, "_non_atomic_requests", ())
+        of_class = hasattr(view, "view_class") or hasattr(view, "cls") or (
+            getattr(getattr(view, "func", view), "__name__", "") == "dispatch")
 
         def atomic() -> bool:  # as Django decides, from which the view is taken out below
             return not opted_out and connections[using].settings_dict["ATOMIC_REQUESTS"]
@@ -92,6 +94,9 @@ def idempotent(idempotency: Idempotency, scope: Any, *, tenant: Any,
             def call() -> Any:
                 return (run(view) if is_async else view)(request, *args, **kwargs)
             if request.method not in http.SAFE:
+                if of_class:
+                    raise TypeError("it would answer before the view authenticates: a class needs"
+                                    " IdempotentMixin, and a function the decorator below api_view")
                 return _respond(route, request, call)
             with transaction.atomic(using) if atomic() else nullcontext():
                 return call()
@@ -134,33 +139,19 @@ class IdempotentMixin:
         name = request.method.lower()
         method = getattr(self, name, None)
         if method is not None:
-            once = type(self).idempotent(functools.partial(self._finished, method))
-            setattr(self, name, once)
+            setattr(self, name, type(self).idempotent(method))
         return dispatch(request, *args, **kwargs)
-
-    def _finished(self, method: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """The answer of the method, as REST framework finishes it."""
-        def finished(response: Any) -> Any:
-            if not hasattr(self, "finalize_response"):
-                return response
-            return self.finalize_response(request, response, *args, **kwargs)
-        try:
-            response = method(request, *args, **kwargs)
-        except core.NotStored as rolled_back:
-            if not isinstance(rolled_back.response, HttpResponseBase):
-                raise
-            raise core.NotStored(finished(rolled_back.response))
-        except Exception as error:
-            if not hasattr(self, "handle_exception") or isinstance(error, core.Failure) or (
-                    core.is_transient(error)):
-                raise
-            response = self.handle_exception(error)
-            response.pg_idem_raised = True
-        return finished(response)
 
 
 def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
     outer, request = request, getattr(request, "_request", request)  # of REST framework
+    rest = outer.parser_context if outer is not request else None
+
+    def finished(response: Any, **kind: Any) -> Response:
+        if rest:
+            response = rest["view"].finalize_response(outer, response, *rest["args"],
+                                                      **rest["kwargs"])
+        return _captured(response, **kind)
 
     def call(connection: Any) -> Response:
         if isinstance(getattr(request, "_stream", None), io.BytesIO):  # of its body
@@ -168,11 +159,16 @@ def _respond(route: Route, request: Any, view: Callable[[], Any]) -> Any:
         for _, upload in _files(request):
             upload.seek(0)
         try:
-            return _captured(view())
+            response = view()
         except core.NotStored as rolled_back:
             if not isinstance(rolled_back.response, HttpResponseBase):
                 raise
-            return _captured(rolled_back.response, undone=True)
+            return finished(rolled_back.response, undone=True)
+        except Exception as error:
+            if not rest or isinstance(error, core.Failure) or core.is_transient(error):
+                raise
+            return finished(rest["view"].handle_exception(error), raised=True)
+        return finished(response)
     if _length(request) > route.max_body or _is_longer(request, route.max_body):
         return _sent(route, route.too_large())
     header = request.META.get("HTTP_IDEMPOTENCY_KEY")
@@ -191,8 +187,7 @@ def _captured(response: Any, **kind: Any) -> Response:
         response.streaming_content = [body]
     else:
         body = response.content
-    return Response(response.status_code, list(response.items()), body, response,
-                    getattr(response, "pg_idem_raised", False), **kind)
+    return Response(response.status_code, list(response.items()), body, response, **kind)
 
 
 # What Django and REST framework keep in a request, beside what is META.
