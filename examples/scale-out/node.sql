@@ -45,11 +45,10 @@ SELECT shard.take(string_to_array(:'slots', ',')::integer[]);
 CREATE FUNCTION shard.remembered(slots integer[]) RETURNS bigint LANGUAGE sql AS $$
   SELECT count(*) FROM idem.records WHERE shard.slot_of(tenant, key) = ANY (slots) $$;
 
--- The number of open leased claims in these slots. A node also finishes, or takes over, those that
--- it began. Operations without a holder move with their records.
+-- The number of unfinished operations in these slots, in the scopes that the caller may use. A node
+-- also finishes, or takes over, those that it began, and so would a copy of it.
 CREATE FUNCTION shard.in_flight(slots integer[]) RETURNS bigint LANGUAGE sql AS $$
-  SELECT count(*) FROM idem.in_flight
-    WHERE shard.slot_of(tenant, key) = ANY (slots) AND state NOT IN ('released', 'exhausted') $$;
+  SELECT count(*) FROM idem.in_flight WHERE shard.slot_of(tenant, key) = ANY (slots) $$;
 
 SELECT idem.create_scope('payments', tenant_required => true, request_required => true);
 CREATE TABLE payment (id bigserial PRIMARY KEY, tenant text, key text, amount numeric);

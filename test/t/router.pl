@@ -140,7 +140,15 @@ $clone->start;
 my @half = grep { $_ % 6 == 0 && $_ % 4 != 3 } 0 .. 255;
 $storm = blow(0);
 in_mid_storm($node[0]);
+# A released operation of slot 0 would be on both nodes, and each would run it.
+$node[0]->safe_psql('postgres', q{SELECT format('released %s', i) AS key FROM generate_series(1, 10000) i
+	WHERE shard.slot_of('t', format('released %s', i)) = 0 LIMIT 1 \gset
+	SELECT token FROM idem.claim('payments', :'key', '{}', 't', lease => '1 hour') \gset
+	SELECT idem.release(:'token')});
 $node[0]->safe_psql('postgres', 'SELECT shard.give_up(' . slots(@half) . ')');
+is($node[0]->safe_psql('postgres', 'SELECT shard.in_flight(' . slots(@half) . ')'), 1,
+	'a node split: a released operation has to be finished before');
+$node[0]->safe_psql('postgres', q{SELECT idem.complete(token) FROM idem.take('payments')});
 is($node[0]->safe_psql('postgres', 'SELECT shard.in_flight(' . slots(@half) . ')'), 0,
 	'a node split: no operation is open');
 $node[0]->wait_for_catchup($clone);
