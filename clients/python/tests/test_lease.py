@@ -818,14 +818,13 @@ class PsycopgAsync(LeaseTest):
 
     def test_renewals_log_in_as_the_last_connection(self):
         async def main():
-            async with aconnect() as connection:
-                payments = AsyncIdempotency(lambda: contextlib.nullcontext(connection))
-                async with payments.lease("leased", new_key(), {}, lease=9.0) as lease:
-                    payments.like, until = {"user": "no such role"}, time.monotonic() + 60
-                    while payments.like["user"] == "no such role" and time.monotonic() < until:
-                        await asyncio.sleep(0.1)
-                    self.assertNotEqual(payments.like["user"], "no such role")
-                    await lease.complete()
+            payments, until = AsyncIdempotency(aconnect), time.monotonic() + 60
+            async with payments.lease("leased", new_key(), {}, lease=9.0) as lease:
+                payments.like = {"user": "no such role"}
+                while payments.like["user"] == "no such role" and time.monotonic() < until:
+                    await asyncio.sleep(0.1)
+                self.assertNotEqual(payments.like["user"], "no such role")
+                await lease.complete()
         asyncio.run(main())
 
     def test_a_renewal_is_configured_as_by_the_pool(self):
