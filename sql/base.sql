@@ -17,7 +17,8 @@ CREATE SCHEMA idem_internal;
 
 GRANT USAGE ON SCHEMA idem_internal TO PUBLIC;
 
--- Until the end of privileges.sql, also where the role that installs idem grants PUBLIC less.
+-- Default privileges may take EXECUTE away from PUBLIC: no role could call idem, and a GRANT on all
+-- functions would give callers those of administrators, too. Until the end of privileges.sql.
 ALTER DEFAULT PRIVILEGES IN SCHEMA idem, idem_internal GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA idem, idem_internal GRANT USAGE ON TYPES TO PUBLIC;

@@ -46,6 +46,7 @@ BEGIN
 END
 $$;
 
+-- Ends what base.sql has begun: what the role creates here later gets its defaults again.
 ALTER DEFAULT PRIVILEGES IN SCHEMA idem, idem_internal REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA idem, idem_internal REVOKE USAGE ON TYPES FROM PUBLIC;

@@ -46,7 +46,7 @@ CREATE FUNCTION shard.remembered(slots integer[]) RETURNS bigint LANGUAGE sql AS
   SELECT count(*) FROM idem.records WHERE shard.slot_of(tenant, key) = ANY (slots) $$;
 
 -- The number of unfinished operations in these slots, in the scopes that the caller may use. A node
--- also finishes, or takes over, those that it began, and so would a copy of it.
+-- also finishes, or takes over, what it began, and so would a copy of it.
 CREATE FUNCTION shard.in_flight(slots integer[]) RETURNS bigint LANGUAGE sql AS $$
   SELECT count(*) FROM idem.in_flight WHERE shard.slot_of(tenant, key) = ANY (slots) $$;
 

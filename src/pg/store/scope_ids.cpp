@@ -152,7 +152,10 @@ Keys count_keys(Search& search, std::optional<std::int32_t> scope, LOCKMODE lock
 
 bool has_rows(Table which, Snapshot snapshot) {
     bool found = false;
-    scan_table(which, snapshot, [&](TupleTableSlot*) { return !(found = true); });
+    scan_table(which, snapshot, [&](TupleTableSlot*) {
+        found = true;
+        return false;  // one row is enough
+    });
     return found;
 }
 

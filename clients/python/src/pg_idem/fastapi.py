@@ -50,8 +50,8 @@ class IdempotentRoute(APIRoute):
         handler = super().get_route_handler()
         dependant = _dependant_of(handler)
         if dependant is None:
-            raise RuntimeError("the handler of the route does not show its dependencies, of which"
-                               " those that authenticate must come before the claim")
+            raise RuntimeError("the handler of the route does not show its dependencies: what"
+                               " authenticates must come before the claim")
         _claim_last(dependant)
         route = _route_of(dependant)
 
