@@ -796,6 +796,9 @@ sql($copy);
 is(health('worker'), 'warn', 'worker: a later one');
 is(sql("SELECT idem.once('copied', 'payment-4712')"), 't', 'a switch-over');
 is(health('worker'), 'ok', 'worker: the clients use this server');
+sql(q{SELECT idem.stats_reset('copied')});
+sql($copy =~ s/now\(\)/now() + interval '10 minutes'/r);
+is(health('worker'), 'ok', 'worker: a record that was made before the clock stepped back');
 sql(q{SELECT idem.drop_scope('copied', force => true)});
 
 $node->append_conf('postgresql.conf', 'max_worker_processes = 0');
