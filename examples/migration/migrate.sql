@@ -31,8 +31,25 @@ GRANT USAGE ON SCHEMA migrate TO PUBLIC;
 CREATE VIEW migrate.old AS
   SELECT scope, tenant, key, request_hash, status, response, expires_at FROM idempotency_key;
 
+-- The fence stops new operations in the old table. CREATE TRIGGER waits for every transaction that
+-- has written to the table. Late calls of the old code get 40001, and their retries find the new
+-- code.
+CREATE FUNCTION migrate.moved() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE EXCEPTION 'idempotency keys have moved'
+    USING ERRCODE = '40001', HINT = 'Retry with the same key.';
+END $$;
+CREATE TRIGGER moved BEFORE INSERT ON idempotency_key      -- ADAPT: your table
+  EXECUTE FUNCTION migrate.moved();
+-- Code that uses an expired row again begins an operation, too.
+CREATE TRIGGER moved_again BEFORE UPDATE ON idempotency_key FOR EACH ROW      -- ADAPT: your table
+  WHEN (OLD.expires_at <= clock_timestamp()) EXECUTE FUNCTION migrate.moved(); -- and its column
+
+-- A transaction that sees this row also sees everything that was written before the fence.
+CREATE TABLE migrate.fence AS SELECT now() AS since;
+
 -- Of a row that a retry does not find, the operation would run again. A row is deleted when it moves,
--- and with it all that have its key.
+-- and with it all that have its key. Before the fence, such a row could still come.
 DO $$
 DECLARE lost migrate.old; referring regclass;
 BEGIN
@@ -68,23 +85,6 @@ BEGIN
             HINT = 'Let the view show what distinguishes them, as a part of one of the three.';
   END IF;
 END $$;
-
--- The fence stops new operations in the old table. CREATE TRIGGER waits for every transaction that
--- has written to the table. Late calls of the old code get 40001, and their retries find the new
--- code.
-CREATE FUNCTION migrate.moved() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  RAISE EXCEPTION 'idempotency keys have moved'
-    USING ERRCODE = '40001', HINT = 'Retry with the same key.';
-END $$;
-CREATE TRIGGER moved BEFORE INSERT ON idempotency_key      -- ADAPT: your table
-  EXECUTE FUNCTION migrate.moved();
--- Code that uses an expired row again begins an operation, too.
-CREATE TRIGGER moved_again BEFORE UPDATE ON idempotency_key FOR EACH ROW      -- ADAPT: your table
-  WHEN (OLD.expires_at <= clock_timestamp()) EXECUTE FUNCTION migrate.moved(); -- and its column
-
--- A transaction that sees this row also sees everything that was written before the fence.
-CREATE TABLE migrate.fence AS SELECT now() AS since;
 
 -- ADAPT: ids of messages, for consumers that call idem.once(). They are copied here, behind the fence
 -- and in its transaction; leave them out of the view. If they have a table of their own, as here, it

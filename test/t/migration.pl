@@ -4,6 +4,7 @@ use strict;
 use warnings;
 
 use IdemTest;
+use IPC::Run;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Storm;
@@ -199,6 +200,18 @@ for (q{'payments', NULL, 'k', NULL, 200, '1', now()}, q{'payments', '', 'k', NUL
 	$node->command_fails_like(\@migrate, qr/a retry would not find some rows/,
 		"migrate.sql refuses a row that is lost: $_");
 }
+
+# The old code writes such a row while the script waits for the fence.
+$node->safe_psql('forgetful', 'TRUNCATE idempotency_key');
+my $writer = $node->background_psql('forgetful');
+$writer->query_safe(q{BEGIN; INSERT INTO idempotency_key VALUES ('payments', NULL, 'k', NULL, 200, '1', now())});
+my $refused = '';
+my $script = IPC::Run::start(\@migrate, '2>', \$refused);
+$node->poll_query_until('forgetful', 'SELECT count(*) > 0 FROM pg_locks WHERE NOT granted') or die 'no wait';
+$writer->query_safe('COMMIT');
+$writer->quit;
+$script->finish;
+like($refused, qr/a retry would not find some rows/, 'migrate.sql refuses a row that comes before the fence');
 
 # What would be lost with a row that moves: one with the same key, and what refers to it.
 my $live = q{('payments', '', 'k', 'h', 200, '1', now() + interval '1 hour')};
