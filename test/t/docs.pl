@@ -46,6 +46,7 @@ fsync = off
 shared_preload_libraries = 'idem'
 autovacuum = on
 listen_addresses = '127.0.0.1'
+log_min_duration_sample = 0
 CONF
 my ($python) = grep { system("$_ -c 'import psycopg' 2>/dev/null") == 0 } qw(python3 /usr/bin/python3);
 
@@ -306,7 +307,13 @@ for my $page (glob($ENV{IDEM_DOCS} // 'README.md SECURITY.md docs/*.md examples/
 	{
 	  SKIP: { skip "$page: no extension $uses{$page} here", 1; }
 	}
-	else { run_page($page); }
+	else
+	{
+		my $from = -s $node->logfile;
+		run_page($page);
+		unlike(slurp_file($node->logfile, $from), qr/"secrets": /, "$page: no secrets in the log")
+		  if $page eq 'docs/high-availability.md';
+	}
 }
 
 # ---------------------------------------------------------------------------------------------
