@@ -656,7 +656,7 @@ sub post
 sub http
 {
 	my @said = (
-		post('k1', '{"amount": 10}'), post('k1', '{"amount": 10.0}'), post('k1', '{"amount": 11}'),
+		post('"k1"', '{"amount": 10}'), post('k1', '{"amount": 10.0}'), post('"k1"; v=1', '{"amount": 11}'),
 		post('k2', '{"amount": 5000}'), post('k2', '{"amount": 5000}'),
 		post(undef, '{"amount": 10}'), post('', '{"amount": 10}'), post('k3', '{"amount": "ten"}'),
 		post('k3', '{"amount": 10}'),
@@ -1215,7 +1215,9 @@ my %test = (
 		  . '400 about:blank, 400 about:blank, 201 /payments/5, 201 /payments/5 replayed true, refusal failed, '
 		  . 'payments 5',
 		without => {
-			try_claim => [ qr/idempotency_key, request, wait/, 'idem.new_key(), request, wait',
+			try_claim => [ qr/idem\.parse_key\(idempotency_key\), request/, 'idem.new_key(), request',
+				qr/^201 \/payments\/1, 201 \/payments\/2/ ],
+			parse_key => [ qr/idem\.parse_key\((idempotency_key)\)/, '"$1"',
 				qr/^201 \/payments\/1, 201 \/payments\/2/ ],
 			http_status => [ qr/idem\.http_status\(\w+\)/, '500',
 				qr/^201 \/payments\/1, 500 \/payments\/1 replayed true/ ],
