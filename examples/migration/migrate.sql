@@ -124,7 +124,7 @@ BEGIN
   -- Look here first and then in idem: a key that moves in between is found there.
   SELECT * INTO stored FROM migrate.old o
    WHERE o.scope = scope AND o.tenant = tenant AND o.key = key AND o.expires_at > instant;
-  IF NOT FOUND THEN
+  IF NOT FOUND THEN   -- ADAPT: lease => '1 minute' where the operation ends in a later transaction
     RETURN idem.claim(scope, key, request, tenant);
   ELSIF stored.request_hash IS NOT NULL AND stored.request_hash IS DISTINCT FROM request_hash THEN
     RAISE EXCEPTION 'key was used for a different request'
@@ -199,7 +199,8 @@ END $$;
 CREATE VIEW migrate.remaining AS
   SELECT count(*) AS keys, max(expires_at) AS until FROM migrate.old WHERE expires_at > now();
 
--- ADAPT: your procedures, in the same transaction.
+-- ADAPT: your procedures, in the same transaction. One that only finishes operations gets no token of
+-- those that the old code has begun: it finishes their rows as before.
 CREATE OR REPLACE FUNCTION pay(k text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result; payment_id bigint;
 BEGIN
