@@ -597,8 +597,8 @@ BEGIN
                     THEN 'In the identity, the scope with this id was dropped.'
                 ELSE format('In the identity, it belongs to scope "%s".', here.name_there)
             END,
-            HINT = format('Drop scope "%s" here with idem.drop_scope(), and import the identity '
-                          'again.', here.name);
+            HINT = format('When the records of scope "%s" here have expired, drop it with '
+                          'idem.drop_scope(), and import the identity again.', here.name);
     END IF;
 
     -- A scope of the same name gives way if its id differs, as does the note that an id was
