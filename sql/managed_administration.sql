@@ -262,8 +262,9 @@ AS $$
                   'What these transactions did is committed, too; the next claim of such a key '
                   'runs its operation again.', r.scope, count(*)),
            format('For each key, find out whether its operation has run. If so, claim the key with '
-                  'the same request and complete it with the answer, in one transaction; if not, '
-                  'call idem.forget(). To list the keys: SELECT tenant, key '
+                  'the same request and complete it with the answer, in one transaction; if it has '
+                  'no attempts left (ID014), raise max_attempts meanwhile. If not, call '
+                  'idem.forget(). To list the keys: SELECT tenant, key '
                   'FROM idem_internal.left_open WHERE scope = %L', r.scope)
     FROM idem_internal.left_open AS r
     GROUP BY r.scope

@@ -300,8 +300,8 @@ is($node->safe_psql('postgres', "$unguarded ORDER BY 1"),
 Open claims of scope "alice_scope" were committed while triggers were switched off: 1.
   What these transactions did is committed, too; the next claim of such a key runs its operation again.|For each key,
   find out whether its operation has run. If so, claim the key with the same request and complete it with the answer,
-  in one transaction; if not, call idem.forget(). To list the keys: SELECT tenant, key FROM idem_internal.left_open
-  WHERE scope = 'alice_scope'
+  in one transaction; if it has no attempts left (ID014), raise max_attempts meanwhile. If not, call idem.forget(). To
+  list the keys: SELECT tenant, key FROM idem_internal.left_open WHERE scope = 'alice_scope'
 The trigger claim_incomplete on idem.record is missing or not ENABLE ALWAYS: a transaction can commit with an open
   claim.|ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete
 OUT
@@ -322,6 +322,11 @@ is($node->safe_psql('postgres', "BEGIN; $open\nROLLBACK"), '2', 'the next claim 
 is($node->safe_psql('postgres', "BEGIN;\n" . $open =~ s/'t''t'\)/'t''t', lease => '1 hour')/r . "\n"
 	. "SELECT idem.release(:'t'); SELECT attempt FROM idem.take('alice_scope'); ROLLBACK"), "2\n\n3",
 	'or one with a lease');
+is($node->safe_psql('postgres', "SELECT idem.alter_scope('alice_scope', max_attempts => 1) \\g /dev/null\n"
+	. "SELECT outcome FROM idem.try_claim('alice_scope', 'left open', tenant => 't''t');"
+	. "SELECT idem.alter_scope('alice_scope', max_attempts => 2) \\g /dev/null\nBEGIN; $open\nROLLBACK;"
+	. "SELECT idem.alter_scope('alice_scope', max_attempts => -1) \\g /dev/null"), "exhausted\n2",
+	'but not beyond max_attempts, which can be raised meanwhile');
 is($node->safe_psql('postgres', "BEGIN; $open\n"
 	. "SELECT idem.complete(:'t', '1'); COMMIT; SELECT response FROM idem.lookup('alice_scope', 'left open', 't''t')"),
 	"2\n1\n1", 'and completes it');
