@@ -5,8 +5,8 @@
 --
 --   psql -f identity.sql
 --
--- The workers receive a statement that contains the secrets: log_statement and
--- log_min_duration_statement must be off there.
+-- The workers receive a statement that contains the secrets: for the role that runs this, set there
+-- log_min_messages = 'panic' and track_activities = off (ALTER ROLE ... SET), and reset both after.
 \set ON_ERROR_STOP on
 DO $$
 DECLARE
