@@ -31,15 +31,15 @@ GRANT USAGE ON SCHEMA migrate TO PUBLIC;
 CREATE VIEW migrate.old AS
   SELECT scope, tenant, key, request_hash, status, response, expires_at FROM idempotency_key;
 
--- The fence stops new operations in the old table. CREATE TRIGGER waits for every transaction that
--- has written to the table. Late calls of the old code get 40001, and their retries find the new
--- code.
+-- The fence stops new operations in the old table and in its partitions. CREATE TRIGGER waits for
+-- every transaction that has written to the table. Late calls of the old code get 40001, and their
+-- retries find the new code.
 CREATE FUNCTION migrate.moved() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION 'idempotency keys have moved'
     USING ERRCODE = '40001', HINT = 'Retry with the same key.';
 END $$;
-CREATE TRIGGER moved BEFORE INSERT ON idempotency_key      -- ADAPT: your table
+CREATE TRIGGER moved BEFORE INSERT ON idempotency_key FOR EACH ROW      -- ADAPT: your table
   EXECUTE FUNCTION migrate.moved();
 -- Code that uses an expired row again begins an operation, too.
 CREATE TRIGGER moved_again BEFORE UPDATE ON idempotency_key FOR EACH ROW      -- ADAPT: your table
@@ -92,7 +92,7 @@ END $$;
 -- callers wait while they are copied (in the SQL edition some 30,000 per second), so leave out what the
 -- broker does not send again.
 -- SELECT idem.create_scope('messages', ttl => '7 days');
--- CREATE TRIGGER moved BEFORE INSERT ON handled_message EXECUTE FUNCTION migrate.moved();
+-- CREATE TRIGGER moved BEFORE INSERT ON handled_message FOR EACH ROW EXECUTE FUNCTION migrate.moved();
 -- SELECT count(*) FROM idem.once_each('messages', ARRAY(SELECT id FROM handled_message));
 
 -- ADAPT: your application's role.

@@ -235,6 +235,13 @@ CREATE VIEW migrate.old AS SELECT k.* FROM idempotency_key k JOIN payment p USIN
 $node->command_fails_like([ map { s/.*migrate\.sql/$joined/r } @migrate ], qr/rows of migrate.old cannot be deleted/,
 	'migrate.sql refuses a view whose rows cannot move');
 
+# Old code that writes to a partition.
+$node->safe_psql('forgetful', 'DROP TABLE receipt, idempotency_key; CREATE TABLE idempotency_key (scope text,
+	tenant text, key text, request_hash text, status integer, response jsonb, expires_at timestamptz NOT NULL)
+	PARTITION BY LIST (scope); CREATE TABLE part PARTITION OF idempotency_key DEFAULT');
+$node->command_ok(\@migrate, 'migrate.sql runs on a partitioned table');
+is(sqlstate($node, "INSERT INTO part VALUES $live", 'forgetful'), '40001', 'the old code gets 40001 at a partition');
+
 # Ids of messages in a table of their own, while the old code handles one.
 my $fence = slurp_file('examples/migration/migrate.sql') =~ s/^-- (?=(?:CREATE|SELECT) .*message)//mgr;
 my $adapted = PostgreSQL::Test::Utils::tempdir . '/migrate.sql';
