@@ -371,7 +371,8 @@ RecordTableFault outward_fault(Oid table) {
     // As docs/scale-out.md fences a tenant that moves.
     if (fault)
         fault.remedy = psprintf(
-            "If its tenant has moved to another server, drop the table. If not: %s", fault.remedy);
+            "If its tenant is moving to another server, drop the table after that. If not: %s",
+            fault.remedy);
     return fault;
 }
 
