@@ -1240,7 +1240,7 @@ my %test = (
 			lease => [ qr/, lease => '1 microsecond'/, '', qr/^404, ID006/ ],
 			take => [ qr/idem\.take\('reports'\)/, 'NULL::idem.take_result', qr/made 0/ ],
 			release => [ qr/EXCEPTION WHEN OTHERS THEN.*?\)\);/s, '', qr/202 5, 202 5, 202 60/ ],
-			status => [ qr/coalesce\(found\.status, (\d+)\)/, '"$1"', qr/ 409 \{"message": "no such year"\}/ ],
+			status => [ qr/coalesce\(known\.status, (\d+)\)/, '"$1"', qr/ 409 \{"message": "no such year"\}/ ],
 			exhausted => [ qr/WHEN 'exhausted' THEN/, q{WHEN 'none' THEN}, qr/202 5, 200 \{"rows": 12\}, 20000/ ],
 		},
 	},
