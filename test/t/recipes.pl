@@ -1024,6 +1024,8 @@ sub deadline
 	push @said, ask($outcome->('waits', "'$over'"));
 	ask(q{SELECT idem.erase('bids', 'slow')});
 	push @said, ask($outcome->('slow', "'$over'"));
+	ask(q{SELECT idem.cancel('bids', 'given up')});
+	push @said, ask($outcome->('given up', $past));
 	return facts(@said, 'bids ' . ask('SELECT count(*) FROM bid'), deadline_storm());
 }
 
@@ -1247,13 +1249,13 @@ my %test = (
 	'A deadline' => {
 		run => \&deadline,
 		shows => 'UP408, never, {"bid": 1}, {"bid": 1}, 55006, UP408, 55006, 55000, {"bid": 2}, UP408, never, {}, '
-		  . 'bids 2, judged 1, never, but placed 0, placed, but not there 0',
+		  . 'never, bids 2, judged 1, never, but placed 0, placed, but not there 0',
 		without => {
 			order => [
 				qr/(  c := idem\.claim\('bids', key, request\);
   IF NOT c\.claimed .*?END IF;\n)(  IF .*?  END IF;\n)/s,
-				'"$2$1"', qr/\{"bid": 2\}, \{"bid": 3\}, \{"bid": 3\}, \{\}, bids 3/ ],
-			erased => [ qr/coalesce\(o\.response, '\{\}'\)/, 'o.response', qr/UP408, never, never, bids 2/ ],
+				'"$2$1"', qr/\{"bid": 2\}, \{"bid": 3\}, \{"bid": 3\}, \{\}, never, bids 3/ ],
+			erased => [ qr/coalesce\(o\.response, '\{\}'\)/, 'o.response', qr/UP408, never, never, never, bids 2/ ],
 		},
 	},
 	'A large answer' => {
