@@ -1,7 +1,5 @@
 #include "api/locked_key.hpp"
 
-#include "pg/store/key_lock.hpp"
-
 namespace idem::api {
 namespace {
 

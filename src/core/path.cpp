@@ -1,7 +1,5 @@
 #include "core/path.hpp"
 
-#include <algorithm>
-
 namespace idem::core {
 namespace {
 

@@ -1,7 +1,5 @@
 #include "pg/store/leaf_probe.hpp"
 
-#include <utility>
-
 #include "core/bytes.hpp"
 #include "pg/server/compat.hpp"
 

@@ -1,9 +1,7 @@
 #include "pg/store/record.hpp"
 
 #include "pg/server/failure.hpp"
-#include "pg/store/document.hpp"
 #include "pg/store/key_lock.hpp"
-#include "pg/store/table.hpp"
 
 namespace idem::pg {
 namespace {

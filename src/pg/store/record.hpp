@@ -16,7 +16,6 @@
 // of its MAC, and NULL stands for the first attempt and for an answer that is not redacted.
 #pragma once
 
-#include "core/fingerprint.hpp"
 #include "core/key.hpp"
 #include "pg/store/record_tables.hpp"
 #include "pg/store/row_lock.hpp"

@@ -10,7 +10,6 @@
 #pragma once
 
 #include "core/digest.hpp"
-#include "core/fingerprint.hpp"
 #include "pg/server/postgres.hpp"
 
 namespace idem::pg {

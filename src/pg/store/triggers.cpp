@@ -105,6 +105,41 @@ bool has_foreign_condition(const Trigger& trigger) {
     return contain_mutable_functions(condition) || runs_added_code(condition, nullptr);
 }
 
+std::optional<UntrustedTrigger> distrust(const Trigger& trigger, Relation table) {
+    if (trigger.tgdeferrable)
+        return UntrustedTrigger{
+            psprintf("Trigger \"%s\" may be deferred to a time at which its code has the rights of "
+                     "another role.",
+                     trigger.tgname),
+            "Create the trigger, or the constraint that it belongs to, as not deferrable."};
+    if (is_cascading(trigger))
+        return UntrustedTrigger{
+            psprintf("Trigger \"%s\" of a foreign key changes the rows that refer to a record, "
+                     "whose own triggers would have the rights of the table's owner.",
+                     trigger.tgname),
+            "Drop the foreign key, or create it with NO ACTION."};
+    if (is_foreign_reference(trigger, table))
+        return UntrustedTrigger{
+            psprintf("Trigger \"%s\" of a foreign key reads table \"%s\" of another role than "
+                     "the table's owner, whose rights the next triggers have.",
+                     trigger.tgname, get_rel_name(trigger.tgconstrrelid)),
+            "Drop the foreign key, or let the table's owner own both tables."};
+    if (has_foreign_condition(trigger))
+        return UntrustedTrigger{
+            psprintf(
+                "The WHEN condition of trigger \"%s\" calls a function that is not built in or "
+                "not immutable, and would have the rights of the table's owner.",
+                trigger.tgname),
+            "Test the condition in the function of the trigger."};
+    if (!is_foreign(trigger.tgfoid, table)) return std::nullopt;
+    const char* function = get_func_name(trigger.tgfoid);
+    return UntrustedTrigger{
+        psprintf("Trigger \"%s\" calls function \"%s\" of another role than the table's owner, "
+                 "whose rights it would have.",
+                 trigger.tgname, function),
+        psprintf("Review function \"%s\"; then let the table's owner own it.", function)};
+}
+
 // ---- Firing -------------------------------------------------------------------------------------
 
 // Puts the events of the row and the statement into the queue of the current query level.
@@ -147,44 +182,12 @@ const Trigger* before_trigger(Relation table) {
 }
 
 std::optional<UntrustedTrigger> untrusted_trigger(Relation table) {
-    const auto runs_as_another = [table](const Trigger& trigger) {
-        return trigger.tgdeferrable || is_cascading(trigger) ||
-               is_foreign_reference(trigger, table) || is_foreign(trigger.tgfoid, table) ||
-               has_foreign_condition(trigger);
-    };
-    const Trigger* trigger = find_trigger(table, any_event, runs_as_another);
-    if (trigger == nullptr) return std::nullopt;
-    if (trigger->tgdeferrable)
-        return UntrustedTrigger{
-            psprintf("Trigger \"%s\" may be deferred to a time at which its code has the rights of "
-                     "another role.",
-                     trigger->tgname),
-            "Create the trigger, or the constraint that it belongs to, as not deferrable."};
-    if (is_cascading(*trigger))
-        return UntrustedTrigger{
-            psprintf("Trigger \"%s\" of a foreign key changes the rows that refer to a record, "
-                     "whose own triggers would have the rights of the table's owner.",
-                     trigger->tgname),
-            "Drop the foreign key, or create it with NO ACTION."};
-    if (is_foreign_reference(*trigger, table))
-        return UntrustedTrigger{
-            psprintf("Trigger \"%s\" of a foreign key reads table \"%s\" of another role than "
-                     "the table's owner, whose rights the next triggers have.",
-                     trigger->tgname, get_rel_name(trigger->tgconstrrelid)),
-            "Drop the foreign key, or let the table's owner own both tables."};
-    if (has_foreign_condition(*trigger))
-        return UntrustedTrigger{
-            psprintf(
-                "The WHEN condition of trigger \"%s\" calls a function that is not built in or "
-                "not immutable, and would have the rights of the table's owner.",
-                trigger->tgname),
-            "Test the condition in the function of the trigger."};
-    const char* function = get_func_name(trigger->tgfoid);
-    return UntrustedTrigger{
-        psprintf("Trigger \"%s\" calls function \"%s\" of another role than the table's owner, "
-                 "whose rights it would have.",
-                 trigger->tgname, function),
-        psprintf("Review function \"%s\"; then let the table's owner own it.", function)};
+    std::optional<UntrustedTrigger> found;
+    (void)find_trigger(table, any_event, [&](const Trigger& trigger) {
+        found = distrust(trigger, table);
+        return found.has_value();
+    });
+    return found;
 }
 
 void refuse_before_triggers(Relation table, CmdType command) {

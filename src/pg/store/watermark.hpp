@@ -7,8 +7,6 @@
 #pragma once
 
 #include "pg/store/record.hpp"
-#include "pg/store/row_lock.hpp"
-#include "pg/store/table.hpp"
 
 namespace idem::pg {
 
