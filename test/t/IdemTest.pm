@@ -13,7 +13,7 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 our @EXPORT = qw(installed managed_edition install_managed idem_node start_with_clock install_payments
-  install_lapse claim_open sqlstate waits_for runs load crash kill_process kill_postmaster restart_killed
+  install_lapse claim_open sqlstate waits_for waiter runs load crash kill_process kill_postmaster restart_killed
   configure configure_purge wait_for_standbys replicate await_visit await_runs rewind effects locks tables_are_sound
   log_is_clean);
 
@@ -139,6 +139,18 @@ sub waits_for
 	$node->poll_query_until('postgres', "SELECT wait_event_type = '$type' FROM pg_stat_activity WHERE pid = $pid")
 	  or die "process $pid does not wait for $type";
 	return;
+}
+
+# A session in which the statement waits so. What the session has counted is written before: ten seconds
+# after it went idle, a timer would do so, and end a wait.
+sub waiter
+{
+	my ($node, $type, $statement) = @_;
+	my $session = $node->background_psql('postgres', on_error_stop => 0);
+	$session->{pid} = $session->query_safe('SELECT pg_backend_pid() FROM pg_stat_force_next_flush()');
+	$session->query_until(qr/waiting/, "\\echo waiting\n$statement;\n");
+	waits_for($node, $session->{pid}, $type);
+	return $session;
 }
 
 # Whether a command in the background still runs. IPC::Run learns of its end when it has read all of its

@@ -77,11 +77,8 @@ my $holder = $node->background_psql('postgres');
 $holder->query_safe(claim_open('waited for'));
 for my $how ('pg_cancel_backend', 'pg_terminate_backend')
 {
-	my $waiter = $node->background_psql('postgres', on_error_stop => 0);
-	my $pid = $waiter->query('SELECT pg_backend_pid()');
-	$waiter->query_until(qr/waiting/, "\\echo waiting\nSELECT pay('waited for', $request);\n");
-	waits_for($node, $pid, 'Lock');
-	$node->safe_psql('postgres', "SELECT $how($pid)");
+	my $waiter = waiter($node, 'Lock', "SELECT pay('waited for', $request)");
+	$node->safe_psql('postgres', "SELECT $how($waiter->{pid})");
 	ok( $node->poll_query_until('postgres',
 			"SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory'"),
 		"$how: only the holder's lock is left");

@@ -376,11 +376,8 @@ for my $table ('idem.record', 'idem.scope', 'idem.watermark', 'other')
 }
 $session = $node->background_psql('postgres');
 $session->query_safe(claim_open('in the way'));
-my $vacuum = $node->background_psql('postgres', on_error_stop => 0);
-$pid = $vacuum->query('SELECT pg_backend_pid()');
-$vacuum->query_until(qr/begins/, "\\echo begins\nVACUUM FULL idem.record;\n");
-waits_for($node, $pid, 'Lock');
-like(sql('SELECT detail FROM idem.health()'), qr/\(idem\.record, for which waits process $pid\)\.$/,
+my $vacuum = waiter($node, 'Lock', 'VACUUM FULL idem.record');
+like(sql('SELECT detail FROM idem.health()'), qr/\(idem\.record, for which waits process $vacuum->{pid}\)\.$/,
 	'transactions: a VACUUM FULL waits, and all wait for it');
 my ($both) = sql('SELECT hint FROM idem.health()') =~ /: (SELECT .*)/;
 like(sql($both), qr/\|idle in transaction\|/, 'and the hint shows for what');
@@ -393,10 +390,7 @@ sql(q{BEGIN; LOCK TABLE idem.record; PREPARE TRANSACTION 'locks'});
 like(sql(sql('SELECT hint FROM idem.health()') =~ $prepared ? $1 : 'SELECT'), qr/\|locks\|/,
 	'transactions: a prepared transaction has the lock');
 sql(q{ROLLBACK PREPARED 'locks'; BEGIN; LOCK TABLE idem.record IN SHARE MODE; PREPARE TRANSACTION 'in the way'});
-$vacuum = $node->background_psql('postgres', on_error_stop => 0);
-$pid = $vacuum->query('SELECT pg_backend_pid()');
-$vacuum->query_until(qr/begins/, "\\echo begins\nVACUUM FULL idem.record;\n");
-waits_for($node, $pid, 'Lock');
+$vacuum = waiter($node, 'Lock', 'VACUUM FULL idem.record');
 like(sql('SELECT hint FROM idem.health()'), $prepared, 'transactions: or what has it waits for one');
 sql(q{ROLLBACK PREPARED 'in the way'});
 $vacuum->query('SELECT 1');

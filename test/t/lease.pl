@@ -111,21 +111,16 @@ for my $how (sort keys %endings)
 {
 	my ($ending, $answer) = @{ $endings{$how} };
 	my $owner = worker("wait $how");
-	my $waiter = $node->background_psql('postgres');
-	my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
-	$waiter->query_until(qr/waiting/, <<"SQL");
-\\echo waiting
-SELECT outcome, attempt, claimed FROM idem.try_claim('jobs', 'wait $how', lease => '1 hour', wait => '10 minutes');
-SQL
-	waits_for($node, $pid, 'Extension');
+	my $waiter = waiter($node, 'Extension', 'SELECT outcome, attempt, claimed '
+		. "FROM idem.try_claim('jobs', 'wait $how', lease => '1 hour', wait => '10 minutes')");
 	for my $step (q{idem.renew(:'t', '2 hours')}, q{idem.checkpoint(:'t', 'half way')})
 	{
 		# While this is uncommitted the waiter waits for the transaction, then for the lease again. In the SQL
 		# edition, it looks again and again at the lease that is committed.
 		$owner->query_safe("BEGIN; SELECT $step");
-		waits_for($node, $pid, managed_edition() ? 'Extension' : 'Lock');
+		waits_for($node, $waiter->{pid}, managed_edition() ? 'Extension' : 'Lock');
 		$owner->query_safe('COMMIT');
-		waits_for($node, $pid, 'Extension');
+		waits_for($node, $waiter->{pid}, 'Extension');
 	}
 	$owner->query_safe($ending);
 	is($waiter->query_safe(''), $answer, "a waiter outlasts renew and checkpoint, and is woken by $how");
@@ -143,13 +138,7 @@ is( $node->safe_psql('postgres',
 # holds that is not committed. A bound that began anew with the second wait would not be over when the
 # operation is completed, so that the call would get the answer.
 my $renewing = worker('bounded');
-my $bounded = $node->background_psql('postgres', on_error_stop => 0);
-my $bounded_pid = $bounded->query_safe('SELECT pg_backend_pid()');
-$bounded->query_until(qr/waiting/, <<'SQL');
-\echo waiting
-SELECT outcome FROM idem.try_claim('jobs', 'bounded', wait => '6 s');
-SQL
-waits_for($node, $bounded_pid, 'Extension');
+my $bounded = waiter($node, 'Extension', q{SELECT outcome FROM idem.try_claim('jobs', 'bounded', wait => '6 s')});
 sleep 5;
 $renewing->query_safe(q{BEGIN; SELECT idem.renew(:'t')});
 sleep 4;
@@ -178,10 +167,7 @@ HINT:  Wait for the end of the operation\. If its worker is gone or must not go 
 	'forget of a running lease: the hint names revoke');
 
 # forget waits for the end of a lease as a claim does, and then forgets the record.
-my $forgetter = $node->background_psql('postgres');
-my $forgetter_pid = $forgetter->query_safe('SELECT pg_backend_pid()');
-$forgetter->query_until(qr/waiting/, "\\echo waiting\nSELECT idem.forget('patient', 'held');\n");
-waits_for($node, $forgetter_pid, 'Extension');
+my $forgetter = waiter($node, 'Extension', q{SELECT idem.forget('patient', 'held')});
 $node->safe_psql('postgres', "SELECT idem.complete('$held')");
 is($forgetter->query_safe(''), 't', 'forget waits for a lease within the scope\'s wait');
 $forgetter->quit;

@@ -52,22 +52,6 @@ sub begin
 	return ($server // $node)->safe_psql('postgres', "SELECT token FROM idem.claim('jobs', '$key', lease => '1 hour')");
 }
 
-# What a session has counted is written ten seconds after it went idle, by a timer that would end a
-# wait. After this there is nothing to write.
-my $flush = 'pg_stat_force_next_flush()';
-
-# A session that waits in the call, and waits on its latch when this returns.
-sub waiter
-{
-	my ($call, $server) = @_;
-	$server //= $node;
-	my $session = $server->background_psql('postgres', on_error_stop => 0);
-	$session->{pid} = $session->query_safe("SELECT pg_backend_pid() FROM $flush");
-	$session->query_until(qr/waiting/, "\\echo waiting\n$call;\n");
-	waits_for($server, $session->{pid}, 'Extension');
-	return $session;
-}
-
 sub answer
 {
 	my ($session) = @_;
@@ -118,13 +102,13 @@ for my $case (
 	my ($call, $ending, $statement, $expected) = @$case;
 	my $key = "$call, $ending" =~ s/\W+/-/gr;
 	my $token = begin($key);
-	my $session = waiter($call eq 'claim' ? sprintf($try, $key) : lookup($key));
+	my $session = waiter($node, 'Extension', $call eq 'claim' ? sprintf($try, $key) : lookup($key));
 	$node->safe_psql('postgres', sprintf($statement, $key, $token));
 	is(answer($session), $expected, "$call is woken by $ending");
 }
 
 my $token = begin('forgotten');
-my $forgetter = waiter(q{SELECT idem.forget('jobs', 'forgotten')});
+my $forgetter = waiter($node, 'Extension', q{SELECT idem.forget('jobs', 'forgotten')});
 $node->safe_psql('postgres', "SELECT idem.complete('$token')");
 is(answer($forgetter), 't', 'forget is woken by complete');
 
@@ -136,7 +120,7 @@ for my $case (
 {
 	my ($ending, $statement) = @$case;
 	$token = $node->safe_psql('postgres', q{SELECT token FROM idem.claim('queue', 'due', lease => '1 hour')});
-	my $taker = waiter(q{SELECT key, attempt FROM idem.take('queue', wait => '10 minutes')});
+	my $taker = waiter($node, 'Extension', q{SELECT key, attempt FROM idem.take('queue', wait => '10 minutes')});
 	$node->safe_psql('postgres', $statement =~ s{%s}{$token}r);
 	is(answer($taker), 'due|2', "take is woken by $ending");
 	$node->safe_psql('postgres', q{DELETE FROM idem.record WHERE key = 'due'});
@@ -144,7 +128,7 @@ for my $case (
 
 # A waiter that runs in a function which catches its error waits again in the same transaction.
 $token = begin('again');
-my $again = waiter(<<'SQL');
+my $again = waiter($node, 'Extension', <<'SQL');
 DO $$
 BEGIN
   BEGIN
@@ -162,9 +146,9 @@ pass('a wait after one that failed in the same transaction is woken');
 
 # Many at once.
 $token = begin('popular');
-my @crowd = map { waiter(lookup('popular')) } 1 .. 25;
+my @crowd = map { waiter($node, 'Extension', lookup('popular')) } 1 .. 25;
 my $other_token = begin('unpopular');
-my $other = waiter(lookup('unpopular'));
+my $other = waiter($node, 'Extension', lookup('unpopular'));
 ok($node->poll_query_until('postgres', 'SELECT announced() = 26'), '26 backends have announced what they wait for');
 $node->safe_psql('postgres', "SELECT idem.complete('$token', '1')");
 is(join(' ', map { answer($_) } @crowd), join(' ', ('completed|1') x 25), 'one commit wakes 25 waiters');
@@ -174,7 +158,7 @@ nobody_waits('waits that were answered');
 
 # The wake-up comes after the commit, however long that takes: here it waits for a standby.
 $token = begin('durable');
-my $durable = waiter(lookup('durable'));
+my $durable = waiter($node, 'Extension', lookup('durable'));
 my $committer = $node->background_psql('postgres');
 my $committing = $committer->query_safe('SELECT pg_backend_pid()');
 wait_for_standbys($node, 'absent');
@@ -216,7 +200,8 @@ $node->pgbench(
 	'five sessions wait for 600 leases while they end',
 	{ 'waits' => <<"SQL" });
 \\set n :n + 1
-SELECT 1 / (state = 'completed')::int, $flush FROM idem.lookup('jobs', 'race' || :n, wait => '10 minutes');
+SELECT 1 / (state = 'completed')::int, pg_stat_force_next_flush()
+  FROM idem.lookup('jobs', 'race' || :n, wait => '10 minutes');
 SQL
 $ender->kill_kill;
 nobody_waits('a race');
@@ -227,11 +212,11 @@ unlink $endless;
 # ---------------------------------------------------------------------------------------------
 
 $token = begin('held');
-my $cancelled = waiter(lookup('held'));
+my $cancelled = waiter($node, 'Extension', lookup('held'));
 $node->safe_psql('postgres', "SELECT pg_cancel_backend($cancelled->{pid})");
 is($cancelled->query('SELECT 1'), 1, 'a cancelled waiter goes on');
 $cancelled->quit;
-my $terminated = waiter(lookup('held'));
+my $terminated = waiter($node, 'Extension', lookup('held'));
 $node->safe_psql('postgres', "SELECT pg_terminate_backend($terminated->{pid})");
 eval { $terminated->{run}->kill_kill };
 nobody_waits('a cancelled and a terminated waiter');
@@ -272,13 +257,13 @@ SQL
 # ---------------------------------------------------------------------------------------------
 
 # A superuser's change wakes nothing.
-my $unnoticed = waiter(lookup('held'));
+my $unnoticed = waiter($node, 'Extension', lookup('held'));
 $node->safe_psql('postgres', q{DELETE FROM idem.record WHERE key = 'held'});
 is(answer($unnoticed), 'absent|', 'a change past idem is noticed');
 
 # Nor does the commit of a prepared transaction, whose session may be gone.
 $token = begin('prepared');
-my $prepared = waiter(lookup('prepared'));
+my $prepared = waiter($node, 'Extension', lookup('prepared'));
 $node->safe_psql('postgres', "BEGIN; SELECT idem.complete('$token'); PREPARE TRANSACTION 'p'");
 $node->safe_psql('postgres', q{COMMIT PREPARED 'p'});
 is(answer($prepared), 'completed|1', 'the commit of a prepared transaction is noticed');
@@ -292,12 +277,12 @@ is($node->safe_psql('postgres', q{SELECT state FROM idem.lookup('once', 'last', 
 
 # A backend that dies takes the slots with it: the server sets them up anew.
 begin('crash');
-my $dead = waiter(lookup('crash'));
+my $dead = waiter($node, 'Extension', lookup('crash'));
 my $victim = $node->background_psql('postgres', on_error_stop => 0);
 crash($node, 'backend', $victim);
 eval { $dead->{run}->kill_kill };
 nobody_waits('a crash');
-my $late = waiter(lookup('crash'));
+my $late = waiter($node, 'Extension', lookup('crash'));
 $node->safe_psql('postgres', q{CALL lapse('crash')});
 $node->safe_psql('postgres', sprintf($take_over, 'crash'));
 is(answer($late), 'completed|2', 'waiters are woken after a crash');
@@ -311,7 +296,7 @@ for my $ending (q{SELECT idem.complete('%s')}, q{SELECT idem.fail('%s', '{"messa
 {
 	my $key = $ending =~ /complete/ ? 'completed' : 'failed';
 	my $lease = begin($key, $plain);
-	my $session = waiter(lookup($key), $plain);
+	my $session = waiter($plain, 'Extension', lookup($key));
 	$plain->safe_psql('postgres', sprintf($ending, $lease));
 	is(answer($session), "$key|1", "without preloading, the wait ends when the operation has $key");
 }

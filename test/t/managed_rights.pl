@@ -516,11 +516,7 @@ like(bob("SET lock_timeout = '7 s'; BEGIN; SELECT count(*) FROM idem.once_each('
 	'and leaves the setting as it was');
 $node->safe_psql('postgres', "SELECT idem.alter_scope('bob_scope', wait => '100 days')");
 $holder->query_safe("SELECT FROM idem.once_each('bob_scope', '{cancelled}'::text[])");
-my $canceller = $node->background_psql('postgres', on_error_stop => 0);
-my $pid = $canceller->query_safe('SELECT pg_backend_pid()');
-$canceller->query_until(qr/cancelling/, "SET ROLE bob;\n\\echo cancelling\n"
-	. "SELECT state FROM idem.cancel('bob_scope', 'cancelled');\n");
-waits_for($node, $pid, 'Lock');
+my $canceller = waiter($node, 'Lock', "SET ROLE bob;\nSELECT state FROM idem.cancel('bob_scope', 'cancelled')");
 $holder->query_safe('COMMIT');
 is($canceller->query("SELECT 'next'") =~ s/\n.*//sr, 'completed',
 	'cancel waits for once_each, and returns what it has stored');
@@ -555,7 +551,7 @@ $holder->query_safe('COMMIT');
 like(bob(sprintf $met, 'forgotten', 'NULL'), qr/^claimed/, 'afterwards, the key is free');
 $holder->query_safe("BEGIN; UPDATE idem.watermark SET seq = 20 WHERE source = 's'");
 $canceller->query_until(qr/advancing/, "\\echo advancing\nSELECT idem.advance('bob_scope', 's', 11);\n");
-waits_for($node, $pid, 'Lock');
+waits_for($node, $canceller->{pid}, 'Lock');
 $holder->query_safe('COMMIT');
 is($canceller->query("SELECT 'next'") =~ s/\n.*//sr, 'f',
 	'a source that is moved on without its lock does not go back');
@@ -605,7 +601,7 @@ like(bob($older), qr/fingerprint secret 2 is missing/, 'but for the one whose se
 # Every role may have the server print plans. A plan has the values that it was made for.
 $node->safe_psql('postgres', "SELECT idem.create_scope('printed', owner => 'bob', tenant_from => 'role')");
 my $printing = 'SET client_min_messages = log; SET debug_pretty_print = off; SET debug_print_plan = on;';
-my $lease = $node->safe_psql('postgres',
+$lease = $node->safe_psql('postgres',
 	"SELECT token FROM idem.claim('printed', 'l', tenant => 'bob', lease => '1 hour')");
 my $printed = join '', map { bob("$printing SELECT idem.$_") }
   map { s/bob_scope|'(left|new)'/$1 ? "'printed'" : 'printed'/er =~ s/\Q$operation/$lease/r }

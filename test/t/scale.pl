@@ -62,10 +62,7 @@ my (undef, undef, $stderr) = $node->psql('postgres',
 	"SET lock_timeout = '1 ms'; SELECT idem.alter_scope('s3', tenant_from => 'role')");
 like($stderr, qr/cannot change "tenant_from" of scope "s3" while it has live keys/,
 	'a scope with keys is refused without waiting for a claim');
-my $changer = $node->background_psql('postgres', on_error_stop => 0);
-my $pid = $changer->query('SELECT pg_backend_pid()');
-$changer->query_until(qr/changing/, "\\echo changing\nSELECT idem.alter_scope('s5', tenant_from => 'role');\n");
-waits_for($node, $pid, 'Lock');
+my $changer = waiter($node, 'Lock', q{SELECT idem.alter_scope('s5', tenant_from => 'role')});
 $claimer->query_safe('COMMIT');
 $changer->query('SELECT 1');
 like($changer->{stderr}, qr/cannot change "tenant_from" of scope "s5".*\n.*Unexpired records: 1;/,
@@ -90,10 +87,7 @@ $claimer = $node->background_psql('postgres');
 $claimer->query_safe('BEGIN; LOCK records');
 is($node->safe_psql('postgres', "SET lock_timeout = '1 s'; SELECT idem.create_scope('s6', if_not_exists => true)"), '',
 	'not for a scope that exists');
-$changer = $node->background_psql('postgres');
-$pid = $changer->query('SELECT pg_backend_pid()');
-$changer->query_until(qr/creating/, "\\echo creating\nSELECT idem.create_scope('new');\n");
-waits_for($node, $pid, 'Lock');
+$changer = waiter($node, 'Lock', q{SELECT idem.create_scope('new')});
 is($node->safe_psql('postgres', "SET lock_timeout = '1 s'; SELECT idem.alter_scope('s6', ttl => '3 days');
 	SELECT idem.create_scope('s6', ttl => '3 days', if_not_exists => true)"),
 	"\n", 'and changes of other scopes do not wait for it');

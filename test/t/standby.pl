@@ -81,12 +81,8 @@ for my $key (sort keys %waiting)
 	my ($at_bound) = ($standby->psql('postgres', "SELECT state FROM idem.lookup('payments', '$key', wait => '10 ms')"))[
 		1];
 	is($at_bound, $waiting{$key}, "at the bound, lookup returns what the standby knows: $waiting{$key}");
-	my $session = $standby->background_psql('postgres', on_error_stop => 0);
-	my $pid = $session->query_safe('SELECT pg_backend_pid()');
-	$session->query_until(qr/waiting/, "\\echo waiting\n"
-		. "SELECT state, attempt FROM idem.lookup('payments', '$key', wait => '10 minutes');\n");
-	waits_for($standby, $pid, 'Extension');
-	$waiting{$key} = $session;
+	$waiting{$key} = waiter($standby, 'Extension',
+		"SELECT state, attempt FROM idem.lookup('payments', '$key', wait => '10 minutes')");
 }
 $primary->safe_psql('postgres', q{SELECT pay('arriving', '{"amount": 1}')});
 $primary->safe_psql('postgres', q{SELECT idem.complete(token) FROM waited});

@@ -19,15 +19,9 @@ SKIP:
 	my $set_clock = start_with_clock($moved) or skip 'there is no C compiler', 1;
 	$moved->safe_psql('postgres', q{CREATE EXTENSION idem; SELECT idem.create_scope('jobs')});
 	$moved->safe_psql('postgres', q{SELECT token FROM idem.claim('jobs', 'k', lease => '1 day')});
-	my $waiter = $moved->background_psql('postgres');
-	my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
-	$waiter->query_until(qr/waiting/, <<'SQL');
-\echo waiting
-SELECT outcome FROM idem.try_claim('jobs', 'k', wait => '5 s');
-SQL
-	waits_for($moved, $pid, 'Extension');
+	my $waiter = waiter($moved, 'Extension', q{SELECT outcome FROM idem.try_claim('jobs', 'k', wait => '5 s')});
 	$set_clock->(-7200);
-	ok($moved->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $pid"),
+	ok($moved->poll_query_until('postgres', "SELECT state = 'idle' FROM pg_stat_activity WHERE pid = $waiter->{pid}"),
 		'a clock that is set back does not prolong a wait');
 	$moved->stop('immediate');
 	eval { $waiter->quit };
@@ -55,13 +49,8 @@ SKIP:
 	$node->safe_psql('postgres', 'CREATE DATABASE scratch');
 	my $holder = $node->background_psql('postgres');
 	$holder->query_safe("BEGIN; SELECT FROM idem.claim('jobs', 'held')");
-	my $waiter = $node->background_psql('postgres');
-	my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
-	$waiter->query_until(qr/waiting/, <<'SQL');
-\echo waiting
-SELECT outcome FROM idem.try_claim('jobs', 'held', wait => '5 s');
-SQL
-	waits_for($node, $pid, 'Lock');
+	my $waiter = waiter($node, 'Lock', q{SELECT outcome FROM idem.try_claim('jobs', 'held', wait => '5 s')});
+	my $pid = $waiter->{pid};
 	kill 'STOP', $pid;
 	my $dropper = $node->background_psql('postgres', on_error_stop => 0);
 	my $dropping = $dropper->query_safe('SELECT pg_backend_pid()');
@@ -90,14 +79,9 @@ SQL
 {
 	my $holder = $node->background_psql('postgres');
 	$holder->query_safe("BEGIN; SELECT FROM idem.claim('jobs', 'held')");
-	my $waiter = $node->background_psql('postgres', on_error_stop => 0);
-	my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
-	$waiter->query_until(qr/waiting/, <<'SQL');
-SET statement_timeout = '10s';
-\echo waiting
-SELECT state FROM idem.lookup('jobs', 'held', wait => '1 hour');
-SQL
-	waits_for($node, $pid, 'Lock') unless managed_edition();
+	my $waiter = waiter($node, managed_edition() ? 'Extension' : 'Lock',
+		"SET statement_timeout = '10s';\nSELECT state FROM idem.lookup('jobs', 'held', wait => '1 hour')");
+	my $pid = $waiter->{pid};
 	kill 'STOP', $pid;
 	sleep 11;
 	kill 'CONT', $pid;
@@ -242,10 +226,7 @@ SQL
 		is($node->safe_psql('postgres', "SET statement_timeout = '2 s'; SELECT catches('busy')"), 'told',
 			'a function without the timeout runs under that of its caller');
 		$node->safe_psql('postgres', "ALTER FUNCTION catches SET statement_timeout = '1 ms'");
-		my $waiter = $node->background_psql('postgres');
-		my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
-		$waiter->query_until(qr/waiting/, "\\echo waiting\nSELECT catches('busy');\n");
-		waits_for($node, $pid, 'Lock');
+		my $waiter = waiter($node, 'Lock', q{SELECT catches('busy')});
 		$holder->query_safe('ROLLBACK');
 		is($waiter->query(''), 'claimed', 'a timeout that is set within the statement limits no wait');
 		$waiter->quit;
@@ -301,18 +282,12 @@ my $holder = $node->background_psql('postgres');
 $holder->query_safe("BEGIN; SELECT token AS t FROM idem.claim('jobs', 'k') \\gset");
 $holder->query_safe(q{SELECT idem.release(:'t')});
 
-my $waiter = $node->background_psql('postgres', on_error_stop => 0);
-my $pid = $waiter->query_safe('SELECT pg_backend_pid()');
-$waiter->query_until(qr/waiting/, <<'SQL');
-\echo waiting
-SELECT outcome FROM idem.try_claim('jobs', 'k', wait => '8 s');
-SQL
-waits_for($node, $pid, 'Lock');
+my $waiter = waiter($node, 'Lock', q{SELECT outcome FROM idem.try_claim('jobs', 'k', wait => '8 s')});
 
 # The lock is granted; the next thing that the waiter does is to disable the timeout.
 my ($in, $out) = ('', '');
 my $debugger = IPC::Run::start(
-	[ 'gdb', '-q', '-batch', '-p', $pid,
+	[ 'gdb', '-q', '-batch', '-p', $waiter->{pid},
 		(map { ('-ex', "handle $_ nostop noprint pass") } qw(SIGALRM SIGINT SIGUSR1)),
 		'-ex', 'break disable_timeouts', '-ex', 'echo armed\n', '-ex', 'continue',
 		'-ex', 'shell sleep 9', '-ex', 'delete', '-ex', 'continue' ],
