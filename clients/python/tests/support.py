@@ -9,6 +9,24 @@ import uuid
 
 import psycopg
 
+os.environ["SQLALCHEMY_WARN_20"] = "1"  # 1.4 warns of what 2.0 does not have
+try:
+    import psycopg2
+    import psycopg2.extras
+    import pg_idem.psycopg2
+except ImportError:
+    psycopg2 = None
+try:
+    import sqlalchemy
+    import sqlalchemy.orm
+    import pg_idem.sqlalchemy
+except ImportError:
+    sqlalchemy = None
+try:
+    import django
+except ImportError:
+    django = None
+
 SETUP = """
 CREATE EXTENSION IF NOT EXISTS idem;
 SELECT idem.create_scope('payments', ttl => '7 days', request_required => true,
@@ -88,7 +106,6 @@ def django_payment(**options):
     import logging
     import types
     import sys
-    import django
     from django.conf import settings
     from django.db import models
     urls = types.ModuleType("urls")

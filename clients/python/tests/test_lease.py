@@ -17,22 +17,14 @@ import unittest.mock
 from pathlib import Path
 
 import psycopg
+import pg_idem
 from pg_idem import (AsyncIdempotency, AsyncLease, AsyncWorker, AttemptsExhausted, Conflict,
                      Failure, Idempotency, InProgress, Lease, LeaseLost, Retry, Worker)
 
 from mortal import Places, pay, pay_async
-from support import PaymentTest, aconnect, connect, effects, needs_the_library, new_key, query
+from support import (PaymentTest, aconnect, connect, effects, needs_the_library, new_key, psycopg2,
+                     query, sqlalchemy)
 
-try:
-    import psycopg2
-    import pg_idem.psycopg2
-except ImportError:
-    psycopg2 = None
-try:
-    import sqlalchemy
-    import pg_idem.sqlalchemy
-except ImportError:
-    sqlalchemy = None
 
 SCOPE = """
     SELECT idem.create_scope('leased', request_required => true, store_request => 'unfinished',

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import signal
 import threading
 import unittest
@@ -19,25 +18,9 @@ from pg_idem import (Answer, AsyncIdempotency, AttemptsExhausted, Conflict, Fail
                      InProgress, LimitExceeded, Refused, Retry, StaleKey, core)
 
 from support import (
-    PaymentTest, aconnect, connect, django_payment, effects, held, needs_the_library, new_key,
-    query, use_up_attempts)
+    PaymentTest, aconnect, connect, django, django_payment, effects, held, needs_the_library,
+    new_key, psycopg2, query, sqlalchemy, use_up_attempts)
 
-os.environ["SQLALCHEMY_WARN_20"] = "1"  # 1.4 warns of what 2.0 does not have
-try:
-    import sqlalchemy
-    import sqlalchemy.orm
-    import pg_idem.sqlalchemy
-except ImportError:
-    sqlalchemy = None
-try:
-    import psycopg2
-    import pg_idem.psycopg2
-except ImportError:
-    psycopg2 = None
-try:
-    import django
-except ImportError:
-    django = None
 
 INSERT = "INSERT INTO payment (amount) VALUES (%(amount)s) RETURNING id"
 # Retries, but not for long.

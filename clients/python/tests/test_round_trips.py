@@ -5,25 +5,12 @@ import contextlib
 import unittest
 
 import psycopg
+import pg_idem
 from pg_idem import AsyncIdempotency, Failure, Idempotency
 
 from proxy import Proxy
-from support import PaymentTest, django_payment, effects, new_key
+from support import PaymentTest, django, django_payment, effects, new_key, psycopg2, sqlalchemy
 
-try:
-    import psycopg2
-    import pg_idem.psycopg2
-except ImportError:
-    psycopg2 = None
-try:
-    import sqlalchemy
-    import pg_idem.sqlalchemy
-except ImportError:
-    sqlalchemy = None
-try:
-    import django
-except ImportError:
-    django = None
 
 INSERT = "INSERT INTO payment (amount) VALUES (1)"
 

@@ -14,24 +14,9 @@ from psycopg import Error
 import pg_idem
 from pg_idem import AsyncIdempotency, Failure, Idempotency, Retry
 
-from support import PaymentTest, aconnect, connect, django_payment, effects, new_key, query
+from support import (PaymentTest, aconnect, connect, django, django_payment, effects, new_key,
+                     psycopg2, query, sqlalchemy)
 
-try:
-    import psycopg2
-    import psycopg2.extras
-    import pg_idem.psycopg2
-except ImportError:
-    psycopg2 = None
-try:
-    import sqlalchemy
-    import sqlalchemy.orm
-    import pg_idem.sqlalchemy
-except ImportError:
-    sqlalchemy = None
-try:
-    import django
-except ImportError:
-    django = None
 
 # A word is what a function does, with the connection it was given: a method, or a statement. After
 # "?" it swallows the error. PAY is an INSERT with the key of the test.
