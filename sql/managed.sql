@@ -1340,7 +1340,7 @@ RETURN CASE
 -- The least of the caller's wait, lock_timeout, and what is left of statement_timeout, of which a
 -- tenth, and 50 ms at least, is kept for the answer. SQL does not see the server's timer. This is
 -- too short in a message of several statements, each of which has the whole time; and wrong where
--- a function sets statement_timeout, because the timer goes on under the earlier one.
+-- a function sets statement_timeout, because the timer goes on under the earlier one. NULL is none.
 CREATE FUNCTION idem_internal.new_bound(wait interval)
 RETURNS idem_internal.bound
 LANGUAGE plpgsql AS $$
@@ -1352,6 +1352,7 @@ DECLARE
     to_wait CONSTANT interval := CASE WHEN time_left IS NOT NULL THEN
         greatest(time_left - greatest(time_left / 10, '50 milliseconds'), '0') END;
 BEGIN
+    wait := idem_internal.fixed(coalesce(wait, '0'));
     RETURN (now + least(wait, to_lock, to_wait),
             CASE WHEN to_wait < least(wait, to_lock) THEN 'statement_timeout'
                  WHEN to_lock <= wait THEN 'lock_timeout' END);
@@ -1777,8 +1778,7 @@ BEGIN
     tenant := idem_internal.tenant_in(caller, s, tenant);
     ttl := coalesce(idem_internal.fixed(ttl), s.fixed_ttl);
     lease := idem_internal.fixed(lease);
-    wait := idem_internal.fixed(
-        coalesce(wait, CASE WHEN function = 'try_claim' THEN '0' ELSE s.wait END));
+    wait := coalesce(wait, CASE WHEN function = 'try_claim' THEN '0' ELSE s.wait END);
     lock_id := idem_internal.lock_id(s, tenant, key);
     c.claimed := false;
     LOOP
@@ -2452,7 +2452,7 @@ BEGIN
             EXIT WHEN FOUND;
         END IF;
         SELECT * INTO holder FROM idem_internal.holder_of(NULL, seen.locked_by);
-        bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
+        bound := coalesce(bound, idem_internal.new_bound(s.wait));
         IF NOT idem_internal.wait_for(bound, NULL, r) THEN
             PERFORM idem_internal.refuse_in_progress(r.key, holder, bound);
         END IF;
@@ -2787,8 +2787,7 @@ BEGIN
                     FROM idem.record AS x
                     WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key));
         END IF;
-        bound := coalesce(
-            bound, idem_internal.new_bound(coalesce(idem_internal.fixed(wait), '0')));
+        bound := coalesce(bound, idem_internal.new_bound(wait));
         EXIT WHEN NOT idem_internal.wait_until(bound, 'infinity');
     END LOOP;
     RETURN NULL;
@@ -3131,8 +3130,7 @@ BEGIN
         CONTINUE WHEN is_held IS NULL;
         EXIT WHEN (verdict = 'exhausted' AND NOT is_held)
             OR (verdict = 'claim' AND NOT is_held AND NOT pg_is_in_recovery());
-        bound := coalesce(
-            bound, idem_internal.new_bound(coalesce(idem_internal.fixed(wait), '0')));
+        bound := coalesce(bound, idem_internal.new_bound(wait));
         EXIT WHEN NOT idem_internal.wait_until(bound, 'infinity');
     END LOOP;
     IF verdict IN ('completed', 'failed') THEN
@@ -3248,7 +3246,7 @@ DECLARE
 BEGIN
     WHILE NOT pg_try_advisory_xact_lock(lock_id) LOOP
         SELECT * INTO holder FROM idem_internal.holder_of(lock_id);
-        bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
+        bound := coalesce(bound, idem_internal.new_bound(s.wait));
         IF NOT idem_internal.wait_for_key(bound, lock_id) THEN
             PERFORM idem_internal.refuse_in_progress(name, holder, bound);
         END IF;
@@ -3314,7 +3312,7 @@ BEGIN
         now := clock_timestamp();
         IF r.scope IS NOT NULL AND NOT idem_internal.is_at_rest(r, now) THEN
             SELECT * INTO holder FROM idem_internal.holder_of(NULL, seen.locked_by);
-            bound := coalesce(bound, idem_internal.new_bound(idem_internal.fixed(s.wait)));
+            bound := coalesce(bound, idem_internal.new_bound(s.wait));
             CONTINUE WHEN idem_internal.wait_for(bound, NULL, r);
             PERFORM idem_internal.refuse_in_progress(key, holder, bound);
         END IF;

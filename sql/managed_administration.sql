@@ -1358,7 +1358,7 @@ BEGIN
                 WHERE (w.scope, w.tenant) = (s.id, tenant)
                 ORDER BY w.source
             LOOP
-                bound := idem_internal.new_bound(idem_internal.fixed(s.wait));
+                bound := idem_internal.new_bound(s.wait);
                 PERFORM idem_internal.limit_waits(bound);
                 DELETE FROM idem.watermark AS w
                 WHERE (w.scope, w.tenant, w.source) = (s.id, tenant, listed.key);

@@ -274,8 +274,10 @@ ROLLBACK TO open;
 SELECT idem.release(:'t');
 SELECT idem.forget('restored', 'open');
 COMMIT;
--- a running lease cannot be forgotten, a lapsed one can; the old token stays fenced off
-SELECT idem.alter_scope('restored', wait => '0');
+-- a running lease cannot be forgotten, a lapsed one can; the old token stays fenced off. A month has
+-- 30 days, so that this wait is none
+SET lock_timeout = '5 s';
+SELECT idem.alter_scope('restored', wait => '12 months -360 days');
 SELECT token AS t FROM idem.claim('restored', 'leased', lease => '1 hour') \gset
 \set VERBOSITY sqlstate
 SELECT idem.forget('restored', 'leased');
