@@ -95,7 +95,7 @@ def is_problem(answer, status, kind=None):
 
 def asks_to_retry(answer):
     after = answer.header("retry-after") or ""
-    expect(after.isdigit() and int(after) >= 1, "Retry-After is not a number of seconds from 1 on")
+    expect(after.isdecimal() and int(after) >= 1, "Retry-After is not a number of seconds from 1 on")
     return answer
 
 

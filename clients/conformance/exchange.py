@@ -38,7 +38,7 @@ class Answer:
     def pause(self):
         """The seconds of Retry-After, or what the contract says for an answer without it."""
         after = self.header("retry-after") or ""
-        return int(after) if after.isdigit() else 0.1
+        return int(after) if after.isdecimal() else 0.1
 
     @property
     def unfinished(self):

@@ -75,7 +75,8 @@ class Service:
 
 class Intents(unittest.TestCase):
     def test_one_key_for_all_requests(self):
-        with Service("lost", (500, {}), (503, {}), (429, {}), (201, {})) as service:
+        with Service("lost", (500, {}), (503, {"Retry-After": "\xb2"}), (429, {}),
+                     (201, {})) as service:
             intent = Intent(retry=QUICK)
             self.assertEqual(intent.send(service.post).status, 201)
         self.assertEqual(service.keys, 5 * [intent.key])

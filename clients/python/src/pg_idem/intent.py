@@ -152,7 +152,7 @@ def retry_after(response: Any) -> Optional[float]:
 def _seconds(value: Optional[str]) -> Optional[float]:
     if value is None:
         return None
-    if value.strip().isdigit():
+    if value.strip().isdecimal():
         return float(value)
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())

@@ -32,6 +32,8 @@ class WorkerBase:
     backoff      the first and the longest time after which a failed attempt is repeated
     """
 
+    _stopping = False  # no Event, which a signal handler must not set
+
     def __init__(self, operations: Any, scope: str, function: Callable[[Any], Any], *,
                  lease: float = 60.0, tenant: str = core.UNSET, records: Optional[str] = None,
                  concurrency: int = 1, wait: float = 2.0, grace: float = 30.0,
@@ -97,8 +99,6 @@ class Worker(WorkerBase):
     def stop(self) -> None:
         """Takes no further operation. May be called from any thread."""
         self._stopping = True
-
-    _stopping = False  # no Event, which a signal handler must not set
 
     def _run(self) -> None:
         slots = threading.Semaphore(self.concurrency)
@@ -193,8 +193,6 @@ class AsyncWorker(WorkerBase):
     def stop(self) -> None:
         """Takes no further operation. To be called in the thread of the event loop."""
         self._stopping = True
-
-    _stopping = False
 
     async def _run(self, running: set[asyncio.Task[None]]) -> None:
         failures = 0
