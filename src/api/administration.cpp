@@ -309,6 +309,7 @@ std::int64_t change_tenant(const TenantCall& call) {
 
 std::optional<std::int64_t> reset_stream(const pg::Key& source, std::optional<std::int64_t> seq,
                                          pg::WaitBound& bound) {
+    CHECK_FOR_INTERRUPTS();  // a tenant may have millions of sources
     pg::KeyLock lock(source.digest);
     acquire(lock, source.key, bound);
     pg::Watermark mark = pg::find_watermark(source, pg::Access::write);

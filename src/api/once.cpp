@@ -68,6 +68,7 @@ void read_keys(ArrayType* array, Batch& batch) {
     batch.keys = batch.texts = keys;
     if (type != TEXTOID) batch.texts = array_of<Datum>(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) {
+        CHECK_FOR_INTERRUPTS();  // here and below: there may be tens of millions
         Datum& key = batch.texts[i];
         if (type != TEXTOID && !nulls[i]) key = PointerGetDatum(key_text(keys[i], type, "keys"));
         (void)checked_key(nulls[i] ? std::nullopt : std::optional(pg::view_of(DatumGetTextPP(key))),
@@ -82,6 +83,7 @@ void sort_by_digest(Batch& batch) {
         AllocSetContextCreate(CurrentMemoryContext, "idem digests", ALLOCSET_DEFAULT_SIZES);
     const MemoryContext before = MemoryContextSwitchTo(scratch);
     for (std::size_t i = 0; i < batch.keys.size(); ++i) {
+        CHECK_FOR_INTERRUPTS();
         Element& element = batch.order[i];
         element.position = static_cast<int>(i);
         element.digest = key_of(batch.scope, batch.tenant, batch.text_at(element)).digest;
@@ -216,9 +218,11 @@ IDEM_FUNCTION(idem_once_each) {
     InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
     const auto* result = reinterpret_cast<ReturnSetInfo*>(fcinfo->resultinfo);
     bool null = false;
-    for (std::size_t i = 0; i < batch.keys.size(); ++i)
+    for (std::size_t i = 0; i < batch.keys.size(); ++i) {
+        CHECK_FOR_INTERRUPTS();
         if (batch.is_new[i])
             tuplestore_putvalues(result->setResult, result->setDesc, &batch.keys[i], &null);
+    }
     return Datum{0};
 }
 

@@ -258,6 +258,17 @@ SELECT idem.advance('messages', 'hot', 1), idem.advance('messages', 'hot', 2), i
 SELECT u >= 2 AND u = hot AS in_place FROM pg_stat_get_xact_tuples_updated('idem.watermark'::regclass) u,
        pg_stat_get_xact_tuples_hot_updated('idem.watermark'::regclass) hot;
 COMMIT;
+-- what is cancelled ends, and not only when it has gone over all its keys or sources
+SELECT idem.once_each('messages', ARRAY['a', NULL], tenant => CASE WHEN pg_cancel_backend(pg_backend_pid()) THEN 'acme' END);
+SELECT idem.advance('messages', s, 1, tenant => 'left') FROM unnest('{a,b}'::text[]) s;
+CREATE SEQUENCE fired;
+CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER cancels AFTER DELETE ON idem.watermark FOR EACH ROW
+  WHEN (NOT pg_cancel_backend(CASE nextval('fired') WHEN 1 THEN pg_backend_pid() ELSE (1 / (OLD.seq - OLD.seq))::int END))
+  EXECUTE FUNCTION nothing();
+SELECT idem.forget_tenant('messages', 'left');
+DROP FUNCTION nothing() CASCADE;
+DROP SEQUENCE fired;
 
 DROP VIEW seen;
 DROP SCHEMA consumers;
