@@ -105,9 +105,11 @@ void require_writable(const char* function, const char* reading) {
         ereport(ERROR,
                 (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
                  errmsg("cannot execute idem.%s() within security-restricted operation", function),
-                 errdetail("Index expressions and materialized views, for example, are evaluated "
-                           "in such an operation."),
-                 errhint("Call the function in an ordinary statement.")));
+                 errdetail("Index expressions and materialized views are evaluated in such an "
+                           "operation, and, from PostgreSQL 16 on, triggers of a replicated table "
+                           "whose owner does not own the subscription."),
+                 errhint("Call the function in an ordinary statement. For a replicated table, let "
+                         "one role own both the table and the subscription.")));
     pg::require_library();
     (void)pg::at_seam(pg::seam::Event::call, function);
 }
