@@ -70,7 +70,7 @@ RESET ROLE;
 
 -- A fingerprint of a later release is not compared.
 BEGIN;
-UPDATE idem.record SET fingerprint = set_byte(fingerprint, 0, get_byte(fingerprint, 0) | 100) WHERE key = 'f';
+UPDATE idem.record SET fingerprint = set_byte(fingerprint, 0, get_byte(fingerprint, 0) # 100) WHERE key = 'f';
 SELECT outcome FROM idem.try_claim('requests', 'f', '{"pin": 1234}');
 ROLLBACK;
 SELECT outcome FROM idem.try_claim('requests', 'f', '{"pin": 1234}');
