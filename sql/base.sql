@@ -33,12 +33,14 @@ COMMENT ON SCHEMA idem_internal IS
 -- A fingerprint has the number of the list request_exclude that it was made with: its position in
 -- request_lists, which keeps all of them. So retries are compared as before when the list changes.
 -- A scope's id is part of every key digest, so it is never reused. pg_dump includes the sequence.
+-- The index of names is in the order of bytes: where another library of collations reads it, as
+-- after an update of the operating system, a name could be missed, and the scope created again.
 CREATE SEQUENCE idem.scope_id AS integer;
 
 CREATE TABLE idem.scope (
     id                  integer     NOT NULL PRIMARY KEY
                                     DEFAULT pg_catalog.nextval('idem.scope_id'),
-    name                text        NOT NULL UNIQUE,
+    name                text COLLATE "C" NOT NULL UNIQUE,
     owner               regrole     NOT NULL,
     request_lists       text[]      NOT NULL DEFAULT '{}',
     -- The settings, in the order of src/pg/store/scope_settings.hpp.

@@ -28,6 +28,12 @@ SELECT is((SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'idem.reco
           (SELECT pg_get_userbyid(extowner) FROM pg_extension WHERE extname = 'idem'),
           'the tables belong to the owner of the extension');
 
+SELECT is_empty(
+    $$SELECT i.indexrelid::regclass, c::regcollation FROM pg_index i, unnest(i.indcollation) AS c
+       WHERE i.indrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'idem'::regnamespace)
+         AND c <> 0 AND c <> '"C"'::regcollation$$,
+    'the order of no index changes with the operating system, where it would lose keys and scopes');
+
 -- Documentation and the extension itself --------------------------------------------------------
 
 SELECT is_empty(
