@@ -509,9 +509,9 @@ test (found, check_name, status, detail, hint) AS (
     SELECT
         NOT EXISTS (
             SELECT FROM pg_index i
-            WHERE i.indrelid = r.oid AND i.indisprimary AND i.indimmediate
-                AND i.indkey::text = (
-                    SELECT a.attnum::text FROM pg_attribute a
+            WHERE i.indrelid = r.oid AND i.indisprimary AND i.indimmediate AND i.indnkeyatts = 1
+                AND i.indkey[0] = (
+                    SELECT a.attnum FROM pg_attribute a
                     WHERE a.attrelid = r.oid AND a.attname = 'digest')),
         'indexes',
         'fail',

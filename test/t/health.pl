@@ -504,6 +504,8 @@ for my $table ('record', 'watermark')
 	is(health('indexes'), 'fail', "indexes: idem.$table has no primary key");
 	follow_hint('indexes');
 	is(health('indexes'), 'ok', 'indexes: cured');
+	sql("ALTER TABLE idem.$table DROP CONSTRAINT ${table}_pkey, ADD PRIMARY KEY (digest) INCLUDE (scope)");
+	is(health('indexes'), 'ok', "indexes: the primary key of idem.$table has a further column");
 	for my $key ('(digest) DEFERRABLE', '(scope, digest)')
 	{
 		sql("ALTER TABLE idem.$table DROP CONSTRAINT ${table}_pkey, ADD PRIMARY KEY $key");
