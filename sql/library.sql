@@ -136,7 +136,7 @@ COMMENT ON FUNCTION idem_internal.scope_counters IS
 -- The order of the numbers is that of the enum Counter in the library.
 CREATE VIEW idem.stats WITH (security_barrier) AS
     SELECT
-        s.name AS scope,
+        s.name COLLATE "default" AS scope,
         c.numbers[1] AS claims,
         c.numbers[2] AS replays,
         c.numbers[3] AS in_flight,
@@ -188,7 +188,7 @@ COMMENT ON FUNCTION idem_internal.quantile IS
 
 CREATE VIEW idem.durations WITH (security_barrier) AS
     SELECT
-        s.name AS scope,
+        s.name COLLATE "default" AS scope,
         k.kind,
         (SELECT sum(n)::bigint FROM unnest(h.counts) AS u (n)) AS count,
         c.numbers[k.first + 40] * interval '1 microsecond' AS total,

@@ -65,9 +65,9 @@ END;
 
 -- As in the extension when it is not preloaded, there are no statistics.
 CREATE VIEW idem.stats WITH (security_barrier) AS
-    SELECT s.name AS scope, c.*, NULL::timestamptz AS stats_reset, 0::bigint AS advances,
-           0::bigint AS duplicates, 0::bigint AS exhausted, 0::bigint AS late_replays,
-           0 AS limited_tenants, 0 AS limited_tenants_room
+    SELECT s.name COLLATE "default" AS scope, c.*, NULL::timestamptz AS stats_reset,
+           0::bigint AS advances, 0::bigint AS duplicates, 0::bigint AS exhausted,
+           0::bigint AS late_replays, 0 AS limited_tenants, 0 AS limited_tenants_room
     FROM idem.scope AS s
         CROSS JOIN (SELECT 0::bigint AS claims, 0::bigint AS replays, 0::bigint AS in_flight,
                            0::bigint AS waits, interval '0' AS wait_time, 0::bigint AS conflicts,

@@ -8,7 +8,7 @@
 -- every condition out of a view, so each of these views ends with it.
 CREATE VIEW idem.scopes WITH (security_barrier) AS
     SELECT
-        name,
+        name COLLATE "default",
         owner::pg_catalog.regrole AS owner,
         ttl,
         lease,
@@ -84,7 +84,7 @@ COMMENT ON COLUMN idem.scopes.records IS
 
 CREATE VIEW idem.records WITH (security_barrier) AS
     SELECT
-        s.name AS scope,
+        s.name COLLATE "default" AS scope,
         r.tenant,
         r.key,
         CASE
@@ -142,7 +142,7 @@ COMMENT ON COLUMN idem.records.weakness IS
 
 CREATE VIEW idem.streams WITH (security_barrier) AS
     SELECT
-        s.name AS scope,
+        s.name COLLATE "default" AS scope,
         w.tenant,
         w.source,
         w.seq,
@@ -183,7 +183,7 @@ CREATE VIEW idem.in_flight WITH (security_barrier) AS
         l.last_error
     FROM (
         SELECT
-            s.name AS scope,
+            s.name COLLATE "default" AS scope,
             r.tenant,
             r.key,
             r.attempt,
@@ -400,7 +400,7 @@ COMMENT ON FUNCTION idem_internal.totals IS
 
 CREATE VIEW idem.overview WITH (security_barrier) AS
     SELECT
-        s.name AS scope,
+        s.name COLLATE "default" AS scope,
         s.owner::pg_catalog.regrole AS owner,
         s.ttl,
         s.lease,

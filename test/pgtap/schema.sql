@@ -34,6 +34,12 @@ SELECT is_empty(
          AND c <> 0 AND c <> '"C"'::regcollation$$,
     'the order of no index changes with the operating system, where it would lose keys and scopes');
 
+SELECT is_empty(
+    $$SELECT a.attrelid::regclass FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+       WHERE c.relnamespace = 'idem'::regnamespace AND c.relkind = 'v' AND a.attname IN ('scope', 'name')
+         AND a.attcollation <> '"default"'::regcollation$$,
+    'the scopes in views compare with columns of any collation');
+
 -- Documentation and the extension itself --------------------------------------------------------
 
 SELECT is_empty(
