@@ -199,10 +199,10 @@ LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    parts text[];
-    qualified text;
-    created regclass;
-    grantee text;
+    parts pg_catalog.text[];
+    qualified pg_catalog.text;
+    created pg_catalog.regclass;
+    grantee pg_catalog.text;
 BEGIN
     IF name IS NULL THEN
         PERFORM idem_internal.refuse('name', name, NULL, NULL);
@@ -527,10 +527,10 @@ SET timezone = 'UTC'
 AS $$
 DECLARE
     given idem_internal.identity;
-    member text;
-    fault text;
+    member pg_catalog.text;
+    fault pg_catalog.text;
     there idem.scope;
-    here record;
+    here pg_catalog.record;
     is_same_seed boolean;
 BEGIN
     PERFORM idem_internal.begin_import();

@@ -129,7 +129,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    sqlstate text := idem_internal.sqlstate_of(result.outcome);
+    sqlstate pg_catalog.text := idem_internal.sqlstate_of(result.outcome);
 BEGIN
     RETURN coalesce(result.status, (idem_internal.error_of(sqlstate) -> 0)::integer);
 END
@@ -146,7 +146,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    error jsonb := idem_internal.error_of(sqlstate);
+    error pg_catalog.jsonb := idem_internal.error_of(sqlstate);
 BEGIN
     RETURN jsonb_strip_nulls(jsonb_build_object(
         'type', coalesce('urn:idem:problem:' || (error ->> 1), 'about:blank'),
@@ -168,7 +168,7 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    sqlstate text := idem_internal.sqlstate_of(result.outcome);
+    sqlstate pg_catalog.text := idem_internal.sqlstate_of(result.outcome);
 BEGIN
     IF sqlstate = '00000' THEN
         RETURN NULL;
@@ -194,11 +194,11 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    lines jsonb := '[]';
-    fault text := CASE WHEN jsonb_typeof(headers) <> 'object'
+    lines pg_catalog.jsonb := '[]';
+    fault pg_catalog.text := CASE WHEN jsonb_typeof(headers) <> 'object'
                        THEN 'The headers are not an object.' END;
-    name text;
-    value jsonb;
+    name pg_catalog.text;
+    value pg_catalog.jsonb;
 BEGIN
     FOR name, value IN
         SELECT h.key, v.value
@@ -243,8 +243,8 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    sqlstate text := idem_internal.sqlstate_of(result.outcome);
-    headers jsonb := '[]';
+    sqlstate pg_catalog.text := idem_internal.sqlstate_of(result.outcome);
+    headers pg_catalog.jsonb := '[]';
 BEGIN
     IF result.headers IS NOT NULL THEN
         headers := idem_internal.header_lines('result', result.headers);
@@ -275,22 +275,22 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $body$
 DECLARE
-    token CONSTANT text := '[!#-+.-:<-~-]*';
-    characters CONSTANT text := $$(?:[ !#-\[\]-~]|\\["\\])*$$;  -- between double quotes
-    parameters CONSTANT text := '(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:"' || characters || '"'
+    token CONSTANT pg_catalog.text := '[!#-+.-:<-~-]*';
+    characters CONSTANT pg_catalog.text := $$(?:[ !#-\[\]-~]|\\["\\])*$$;  -- between double quotes
+    parameters CONSTANT pg_catalog.text := '(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:"' || characters || '"'
         || '|-?(?:[0-9]{1,15}|[0-9]{1,12}[.][0-9]{1,3})'
         || '|[A-Za-z*][A-Za-z0-9!#$%&''*+.^_`|~:/-]*'
         || '|:[A-Za-z0-9+/=]*:'
         || '|[?][01]))?)*';
-    value CONSTANT text := btrim(header, E' \t');
+    value CONSTANT pg_catalog.text := btrim(header, E' \t');
     is_quoted CONSTANT boolean := value LIKE '"%';
-    key text := substring(value FROM CASE
+    key pg_catalog.text := substring(value FROM CASE
         WHEN is_quoted THEN '^"(' || characters || ')"' || parameters || '$'
         ELSE '^' || token || '$' END);
     fault integer;  -- the position behind what is well-formed
-    ending text;  -- of a string: its closing quote and the parameters
-    message text := 'header Idempotency-Key is malformed';
-    detail text;
+    ending pg_catalog.text;  -- of a string: its closing quote and the parameters
+    message pg_catalog.text := 'header Idempotency-Key is malformed';
+    detail pg_catalog.text;
 BEGIN
     IF value = '' OR value IS NULL THEN
         RETURN NULL;

@@ -30,8 +30,8 @@ LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    message bytea := '';
-    utf8 bytea;
+    message pg_catalog.bytea := '';
+    utf8 pg_catalog.bytea;
 BEGIN
     -- A list of the parts would not show where the rows of an array of several dimensions end.
     IF array_ndims(parts) = 1 AND array_position(parts, NULL) IS NULL THEN

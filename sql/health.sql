@@ -728,7 +728,7 @@ SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '2s'
 AS $$
 DECLARE
-    own_hint text;
+    own_hint pg_catalog.text;
 BEGIN
     RETURN QUERY SELECT * FROM idem_internal.findings(long_held);
 EXCEPTION

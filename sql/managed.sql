@@ -275,7 +275,7 @@ CREATE FUNCTION idem_internal.check_snapshot()
 RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    rewritten regclass;
+    rewritten pg_catalog.regclass;
 BEGIN
     PERFORM FROM idem.secret, idem.scope, idem.record, idem.watermark WHERE false;
     SELECT c.oid INTO rewritten
@@ -361,7 +361,7 @@ CREATE FUNCTION idem_internal.raise(
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    name CONSTANT text := idem_internal.errors() -> sqlstate ->> 1;
+    name CONSTANT pg_catalog.text := idem_internal.errors() -> sqlstate ->> 1;
 BEGIN
     -- Without a time, the fields of the time are not sent.
     IF retry_after IS NULL THEN
@@ -808,8 +808,8 @@ CREATE FUNCTION idem_internal.key_weakness(key text)
 RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    essence text;
-    bytes bytea;
+    essence pg_catalog.text;
+    bytes pg_catalog.bytea;
 BEGIN
     IF key ~ '^[0-9a-f]{8}-[0-9a-f]{4}-[1-8][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$'
         AND length(translate('0123456789abcdef', key, '')) <= 11
@@ -1587,8 +1587,8 @@ CREATE FUNCTION idem_internal.noted(
 )
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    place tid;
-    seen record;
+    place pg_catalog.tid;
+    seen pg_catalog.record;
 BEGIN
     SELECT NULL::idem.record AS row, NULL::xid AS written_by INTO seen;
     -- Roles may have set anything.
@@ -1757,17 +1757,17 @@ DECLARE
     c idem.claim_result;
     bound idem_internal.bound;
     holder idem_internal.holder;
-    conflict record;
+    conflict pg_catalog.record;
     lock_id bigint;
     newest idem.secret;
     tries integer := 0;
     is_locked boolean := false;
     is_stale boolean;
     row_is_held boolean;
-    seen record;
-    now timestamptz;
-    verdict text;
-    detail text;
+    seen pg_catalog.record;
+    now pg_catalog.timestamptz;
+    verdict pg_catalog.text;
+    detail pg_catalog.text;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable(function),
             idem_internal.check_duration('ttl', ttl, false),
@@ -2479,15 +2479,15 @@ RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    l record;
+    l pg_catalog.record;
     s idem.scope;
     r idem.record;
     keeps boolean;
-    stored_headers jsonb;
-    stored_response jsonb;
-    stored_body bytea;
-    code text;
-    now timestamptz;
+    stored_headers pg_catalog.jsonb;
+    stored_response pg_catalog.jsonb;
+    stored_body pg_catalog.bytea;
+    code pg_catalog.text;
+    now pg_catalog.timestamptz;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable(function);
     PERFORM idem_internal.header_lines('headers', headers) WHERE headers IS NOT NULL;
@@ -2595,10 +2595,10 @@ RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    l record;
+    l pg_catalog.record;
     s idem.scope;
     r idem.record;
-    due timestamptz;
+    due pg_catalog.timestamptz;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('release');
     PERFORM idem_internal.check_duration('retry_after', retry_after, true);
@@ -2667,10 +2667,10 @@ CREATE FUNCTION idem_internal.renew(caller oid, proof bytea, token text, lease i
 RETURNS timestamptz
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    l record;
+    l pg_catalog.record;
     s idem.scope;
     r idem.record;
-    due timestamptz;
+    due pg_catalog.timestamptz;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('renew'),
             idem_internal.check_duration('lease', lease, false),
@@ -2702,7 +2702,7 @@ CREATE FUNCTION idem_internal.checkpoint(
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    l record;
+    l pg_catalog.record;
     s idem.scope;
     r idem.record;
 BEGIN
@@ -2742,12 +2742,12 @@ RETURNS idem.take_result
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
-    l record;
+    l pg_catalog.record;
     s idem.scope;
     r idem.record;
     c idem.claim_result;
     bound idem_internal.bound;
-    meant text;
+    meant pg_catalog.text;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
     PERFORM idem_internal.check_writable(
@@ -2817,7 +2817,7 @@ CREATE FUNCTION idem_internal.check_operation(operation regprocedure)
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    p record;
+    p pg_catalog.record;
 BEGIN
     IF operation IS NULL THEN
         PERFORM idem_internal.refuse('operation', NULL, NULL, NULL);
@@ -2949,15 +2949,15 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
     r idem.record;
-    k record;
+    k pg_catalog.record;
     bound idem_internal.bound;
-    session_bound CONSTANT text := current_setting('lock_timeout');
+    session_bound CONSTANT pg_catalog.text := current_setting('lock_timeout');
     holder idem_internal.holder;
-    seen record;
+    seen pg_catalog.record;
     place integer := 0;
     tries integer;
-    given text;
-    verdict text;
+    given pg_catalog.text;
+    verdict pg_catalog.text;
     is_first boolean := true;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('once_each');
@@ -3284,11 +3284,11 @@ DECLARE
     r idem.record;
     bound idem_internal.bound;
     holder idem_internal.holder;
-    seen record;
+    seen pg_catalog.record;
     answer idem.lookup_result;
-    place tid;
+    place pg_catalog.tid;
     tries integer := 0;
-    now timestamptz;
+    now pg_catalog.timestamptz;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('cancel');
     IF error IS NOT NULL THEN
@@ -3395,7 +3395,7 @@ DECLARE
     s idem.scope;
     mark bigint;
     is_own boolean;
-    place tid;
+    place pg_catalog.tid;
     is_locked boolean := false;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
@@ -3541,7 +3541,7 @@ DECLARE
     tick CONSTANT bigint := greatest(
         (usecs / 1000 << 12) + usecs % 1000 * 4096 / 1000,
         nullif(current_setting('idem_sql.last_tick', true), '')::bigint + 1);
-    time CONSTANT text := lpad(to_hex(tick >> 12), 12, '0');
+    time CONSTANT pg_catalog.text := lpad(to_hex(tick >> 12), 12, '0');
 BEGIN
     PERFORM set_config('idem_sql.last_tick', tick::text, false);
     RETURN left(time, 8) || '-' || right(time, 4) || '-7' || lpad(to_hex(tick & 4095), 3, '0')
@@ -3556,10 +3556,10 @@ RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     r idem.record;
-    digest bytea;
-    inner_key bytea := decode(repeat('36', 64), 'hex');
-    outer_key bytea := decode(repeat('5c', 64), 'hex');
-    seed bytea;
+    digest pg_catalog.bytea;
+    inner_key pg_catalog.bytea := decode(repeat('36', 64), 'hex');
+    outer_key pg_catalog.bytea := decode(repeat('5c', 64), 'hex');
+    seed pg_catalog.bytea;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
     PERFORM idem_internal.check_token(token);
@@ -3628,7 +3628,7 @@ CREATE FUNCTION idem.require_claim()
 RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    unknown text;
+    unknown pg_catalog.text;
 BEGIN
     IF TG_NARGS = 0 THEN
         RAISE invalid_parameter_value USING

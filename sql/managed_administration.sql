@@ -194,7 +194,7 @@ CREATE FUNCTION idem_internal.restore_privileges()
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    statement text;
+    statement pg_catalog.text;
 BEGIN
     FOR statement IN SELECT idem_internal.missing_privileges() LOOP
         EXECUTE statement;
@@ -678,7 +678,7 @@ CREATE FUNCTION idem_internal.check_isolation(function text)
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    level CONSTANT text := current_setting('transaction_isolation');
+    level CONSTANT pg_catalog.text := current_setting('transaction_isolation');
 BEGIN
     IF level NOT LIKE 'read %' THEN
         RAISE active_sql_transaction USING
@@ -702,10 +702,10 @@ SET intervalstyle = 'postgres'
 AS $$
 #variable_conflict use_variable
 DECLARE
-    settings jsonb;
+    settings pg_catalog.jsonb;
     s idem.scope;
     stored idem.scope;
-    others text;
+    others pg_catalog.text;
 BEGIN
     PERFORM idem_internal.check_administrator(caller, proof, 'create_scope');
     IF (octet_length(name) BETWEEN 1 AND 63) IS NOT TRUE THEN
@@ -1012,7 +1012,7 @@ RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
-    stored jsonb;
+    stored pg_catalog.jsonb;
 BEGIN
     PERFORM idem_internal.check_caller(caller, proof);
     s := idem_internal.usable_scope(caller, scope, 'scope_ddl');
@@ -1203,7 +1203,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
     r idem.record;
-    now timestamptz;
+    now pg_catalog.timestamptz;
     changed boolean := false;
 BEGIN
     function := CASE WHEN function COLLATE "C" IN ('forget', 'erase') THEN function
@@ -1292,11 +1292,11 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     s idem.scope;
-    listed record;
+    listed pg_catalog.record;
     r idem.record;
     bound idem_internal.bound;
     holder idem_internal.holder;
-    session_bound CONSTANT text := current_setting('lock_timeout');
+    session_bound CONSTANT pg_catalog.text := current_setting('lock_timeout');
     records bigint := 0;
     changed bigint := 0;
 BEGIN
@@ -1445,12 +1445,12 @@ DECLARE
         / current_setting('block_size')::bigint;
     keeps CONSTANT boolean := NOT EXISTS (SELECT FROM idem.scope WHERE answer_ttl IS NOT NULL);
     most CONSTANT bigint := coalesce(max_records, 10000);
-    until CONSTANT timestamptz := clock_timestamp() + least(
+    until CONSTANT pg_catalog.timestamptz := clock_timestamp() + least(
         '10 seconds', nullif(current_setting('statement_timeout')::interval, '0') / 2);
-    place tid;
+    place pg_catalog.tid;
     block bigint;
-    first tid;
-    behind tid;
+    first pg_catalog.tid;
+    behind pg_catalog.tid;
     done bigint := 0;
     gone bigint;
 BEGIN

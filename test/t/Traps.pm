@@ -70,6 +70,20 @@ CREATE TEMP TABLE scopes (name pg_catalog.text);
 SET search_path = pg_temp, evil, public, pg_catalog;
 SQL
 
+# A role that may execute a function may have PL/pgSQL's validator compile it, with the role's own
+# search_path and for all calls of the session. The shells are found before the types of pg_catalog.
+our $compile = <<'SQL';
+CREATE SCHEMA shell; SET search_path = shell, pg_catalog;
+DO $$ DECLARE name pg_catalog.name; BEGIN
+  FOR name IN SELECT typname FROM pg_type WHERE typnamespace = to_regnamespace('pg_catalog') LOOP
+    EXECUTE format('CREATE TYPE shell.%I', name);
+  END LOOP; END $$;
+SELECT plpgsql_validator(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+  JOIN pg_language l ON l.oid = p.prolang WHERE n.nspname IN ('idem', 'idem_internal') AND l.lanname = 'plpgsql'
+    AND (prosecdef OR proconfig::pg_catalog.text LIKE '%search_path%'
+         OR has_function_privilege('public', p.oid, 'EXECUTE'));
+SQL
+
 # What the tour needs.
 our $objects = <<'SQL';
 CREATE TABLE public.effect (key text DEFAULT idem.current_key());

@@ -78,6 +78,7 @@ for my $spring (q{SELECT 'a'::text}, 'SELECT 1 OPERATOR(evil.=) 1', 'SELECT now(
 	is(run_sql("$Traps::path $spring", $evil), 'TRAPS', "the traps are set: $spring");
 }
 is(run_sql("$Traps::path CREATE EXTENSION idem", $evil), '', 'CREATE EXTENSION under a hostile search_path');
+is(run_sql("BEGIN; $Traps::compile", $evil) =~ s/\s//gr, '', 'no declaration is of a planted type');
 is( $node->safe_psql($evil, <<'SQL'), '', 'nothing in the extension depends on planted objects');
 WITH RECURSIVE owned AS (
   SELECT classid, objid FROM pg_depend

@@ -54,6 +54,8 @@ is($node->safe_psql('postgres', "SELECT string_agg(p.proname, ' ' ORDER BY p.pro
 		AND (p.proconfig::text LIKE '%search_path=pg_catalog, pg_temp%') IS NOT TRUE
 		AND p.prosrc !~ 'pg_catalog\\.|idem_internal\\.caller|idem_internal\\.claim_or_replay'"), '',
 	'what a role may compile has a search_path, or names the schemas');
+$node->psql('postgres', "BEGIN; $Traps::compile", stderr => \my $compiled);
+is($compiled, '', 'and the schemas of its types, because a validator does not set the search_path');
 like(bob("SELECT idem_internal.distance('a', 'b')"), qr/permission denied for function distance/,
 	'other parts are the owner\'s to execute');
 
