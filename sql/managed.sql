@@ -291,16 +291,18 @@ BEGIN
 END
 $$;
 
--- For functions with the rights of their owner that PUBLIC may execute: they act for this role.
+-- For functions with the rights of their owner that PUBLIC may execute: they act for this role. A
+-- caller may have the server print plans, which have the secrets that functions are passed, and the
+-- proof of a role whose function it calls. So they assign the result, NULL, to the proof: the plan
+-- of such an expression has no values, unlike that of PERFORM.
 CREATE FUNCTION idem_internal.check_caller(caller oid, proof bytea)
-RETURNS void
+RETURNS bytea
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     message CONSTANT bytea := int4send(pg_backend_pid())
         || timestamptz_send(transaction_timestamp())
         || convert_to((SELECT r.rolname FROM pg_roles AS r WHERE r.oid = caller), 'UTF8');
 BEGIN
-    -- A caller may have the server print plans, which have the secrets that functions are passed.
     IF current_setting('debug_print_plan')::boolean THEN
         PERFORM set_config('debug_print_plan', 'off', true);
     END IF;
@@ -311,7 +313,7 @@ BEGIN
                 WHERE k.id > 0 ORDER BY k.id DESC LIMIT 1)
         AND EXISTS (SELECT FROM idem.secret WHERE id = 0)
     THEN
-        RETURN;
+        RETURN NULL;
     ELSIF (SELECT min(k.id) = 0 AND max(k.id) > 0 FROM idem.secret AS k) IS NOT TRUE THEN
         PERFORM idem_internal.refuse_without_secrets();
     ELSIF EXISTS (SELECT FROM idem.secret AS k
@@ -335,15 +337,16 @@ $$;
 CREATE FUNCTION idem_internal.check_administrator(
     caller oid, proof bytea, function text, reading text DEFAULT ''
 )
-RETURNS void
+RETURNS bytea
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
+    proof := idem_internal.check_caller(caller, proof);
     IF NOT has_function_privilege(caller, ('idem.' || function)::regproc::oid, 'EXECUTE') THEN
         RAISE insufficient_privilege USING
             MESSAGE = format('permission denied for function %s', function);
     END IF;
     PERFORM idem_internal.check_writable(function, reading);
+    RETURN proof;
 END
 $$;
 
@@ -1769,7 +1772,8 @@ DECLARE
     verdict pg_catalog.text;
     detail pg_catalog.text;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable(function),
+    proof := idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable(function),
             idem_internal.check_duration('ttl', ttl, false),
             idem_internal.check_duration('lease', lease, false),
             idem_internal.check_duration('wait', wait, true), idem_internal.check_key(key, type);
@@ -2489,7 +2493,8 @@ DECLARE
     code pg_catalog.text;
     now pg_catalog.timestamptz;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable(function);
+    proof := idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable(function);
     PERFORM idem_internal.header_lines('headers', headers) WHERE headers IS NOT NULL;
     IF its_state <> 'f' THEN
         its_state := 'c';
@@ -2600,7 +2605,8 @@ DECLARE
     r idem.record;
     due pg_catalog.timestamptz;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('release');
+    proof := idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('release');
     PERFORM idem_internal.check_duration('retry_after', retry_after, true);
     IF error IS NOT NULL THEN
         PERFORM idem_internal.check_failure(error, false);
@@ -2672,7 +2678,8 @@ DECLARE
     r idem.record;
     due pg_catalog.timestamptz;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('renew'),
+    proof := idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('renew'),
             idem_internal.check_duration('lease', lease, false),
             idem_internal.require_lease(token, 'renew');
     l := idem_internal.lock_claim(caller, token);
@@ -2706,7 +2713,8 @@ DECLARE
     s idem.scope;
     r idem.record;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('checkpoint');
+    proof := idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('checkpoint');
     IF (octet_length(name) BETWEEN 1 AND 255) IS NOT TRUE THEN
         PERFORM idem_internal.refuse(
             'name', name, 'The name must have 1 to 255 bytes.',
@@ -2749,7 +2757,7 @@ DECLARE
     bound idem_internal.bound;
     meant pg_catalog.text;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
+    proof := idem_internal.check_caller(caller, proof);
     PERFORM idem_internal.check_writable(
         'take', ' To see unfinished operations, use the view idem.in_flight.');
     meant := idem_internal.checked_tenant(tenant);
@@ -2960,7 +2968,8 @@ DECLARE
     verdict pg_catalog.text;
     is_first boolean := true;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('once_each');
+    proof := idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('once_each');
     IF keys IS NULL OR array_ndims(keys) > 1 THEN
         PERFORM idem_internal.refuse(
             'keys', keys::text, 'The array must have one dimension.',
@@ -3184,7 +3193,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s idem.scope;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
+    proof := idem_internal.check_caller(caller, proof);
     PERFORM idem_internal.check_duration('wait', wait, true);
     PERFORM idem_internal.check_key(key, type);
     tenant := idem_internal.checked_tenant(tenant);
@@ -3290,7 +3299,8 @@ DECLARE
     tries integer := 0;
     now pg_catalog.timestamptz;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof), idem_internal.check_writable('cancel');
+    proof := idem_internal.check_caller(caller, proof);
+    PERFORM idem_internal.check_writable('cancel');
     IF error IS NOT NULL THEN
         PERFORM idem_internal.check_failure(error, true);
     END IF;
@@ -3398,7 +3408,7 @@ DECLARE
     place pg_catalog.tid;
     is_locked boolean := false;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
+    proof := idem_internal.check_caller(caller, proof);
     PERFORM idem_internal.check_writable(
         'advance', ' To read how far a source has come, use the view idem.streams.');
     IF seq IS NULL THEN
@@ -3482,7 +3492,7 @@ DECLARE
     s idem.scope;
     before bigint;
 BEGIN
-    PERFORM idem_internal.check_administrator(
+    proof := idem_internal.check_administrator(
         caller, proof, 'reset_stream',
         ' To read how far a source has come, use the view idem.streams.');
     PERFORM idem_internal.check_source(source);
@@ -3561,7 +3571,7 @@ DECLARE
     outer_key pg_catalog.bytea := decode(repeat('5c', 64), 'hex');
     seed pg_catalog.bytea;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
+    proof := idem_internal.check_caller(caller, proof);
     PERFORM idem_internal.check_token(token);
     IF (octet_length(step) BETWEEN 1 AND 255) IS NOT TRUE THEN
         PERFORM idem_internal.refuse(

@@ -87,7 +87,7 @@ RETURNS SETOF idem_internal.figures
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM idem.secret WHERE id = 0) THEN
-        PERFORM idem_internal.check_caller(caller, proof);
+        proof := idem_internal.check_caller(caller, proof);
     ELSE  -- which idem.health() is to say
         caller := quote_ident(idem_internal.outer_role())::regrole;
     END IF;
@@ -707,7 +707,7 @@ DECLARE
     stored idem.scope;
     others pg_catalog.text;
 BEGIN
-    PERFORM idem_internal.check_administrator(caller, proof, 'create_scope');
+    proof := idem_internal.check_administrator(caller, proof, 'create_scope');
     IF (octet_length(name) BETWEEN 1 AND 63) IS NOT TRUE THEN
         PERFORM idem_internal.refuse(
             'name', name, 'The name must have 1 to 63 bytes.',
@@ -821,7 +821,7 @@ DECLARE
     s idem.scope;
     claimed text;
 BEGIN
-    PERFORM idem_internal.check_administrator(caller, proof, call);
+    proof := idem_internal.check_administrator(caller, proof, call);
     PERFORM idem_internal.usable_scope(caller, scope, call);
     LOCK TABLE idem.scope IN SHARE ROW EXCLUSIVE MODE;
     s := idem_internal.usable_scope(caller, scope, call);
@@ -1014,7 +1014,7 @@ DECLARE
     s idem.scope;
     stored pg_catalog.jsonb;
 BEGIN
-    PERFORM idem_internal.check_caller(caller, proof);
+    proof := idem_internal.check_caller(caller, proof);
     s := idem_internal.usable_scope(caller, scope, 'scope_ddl');
     stored := idem_internal.settings_of(s.id);
     RETURN format('SELECT idem.create_scope(%L%s%s);', scope, (
@@ -1208,7 +1208,7 @@ DECLARE
 BEGIN
     function := CASE WHEN function COLLATE "C" IN ('forget', 'erase') THEN function
                      ELSE 'revoke' END;
-    PERFORM idem_internal.check_administrator(caller, proof, function);
+    proof := idem_internal.check_administrator(caller, proof, function);
     PERFORM idem_internal.check_default('force', force);
     PERFORM idem_internal.check_key(key, type);
     tenant := idem_internal.checked_tenant(tenant);
@@ -1302,7 +1302,7 @@ DECLARE
 BEGIN
     function := CASE function COLLATE "C" WHEN 'forget_tenant' THEN function
                      ELSE 'erase_tenant' END;
-    PERFORM idem_internal.check_administrator(caller, proof, function);
+    proof := idem_internal.check_administrator(caller, proof, function);
     IF tenant IS NULL THEN
         PERFORM idem_internal.refuse('tenant', NULL, NULL, NULL);
     END IF;

@@ -605,17 +605,22 @@ $node->safe_psql('postgres', "SELECT idem.create_scope('printed', owner => 'bob'
 my $printing = 'SET client_min_messages = log; SET debug_pretty_print = off; SET debug_print_plan = on;';
 $lease = $node->safe_psql('postgres',
 	"SELECT token FROM idem.claim('printed', 'l', tenant => 'bob', lease => '1 hour')");
-my $printed = join '', map { bob("$printing SELECT idem.$_") }
+$printing = "BEGIN; SELECT 'proof ' || encode(proof, 'hex') FROM idem_internal.caller; $printing";
+my @printed = map { bob("$printing SELECT idem.$_") }
   map { s/bob_scope|'(left|new)'/$1 ? "'printed'" : 'printed'/er =~ s/\Q$operation/$lease/r }
-  @without, "claim('printed', 'p', lease => '1 hour')", "claim('alice_scope', 'k')", 'rotate_secret()', 'current_key()';
+  @without, "claim('printed', 'p', lease => '1 hour')", "claim('alice_scope', 'k')", 'rotate_secret()', 'current_key()',
+  'edition() FROM idem.overview';
+my $printed = join '', @printed;
 like($printed, qr/PLANNEDSTMT/, 'plans are printed');
 sub printed_as { my ($value) = @_; return join ' ', map { $_ > 127 ? $_ - 256 : $_ } unpack 'C*', $value; }
+is(scalar(grep { my $proof = printed_as(pack 'H*', /^proof (\w{64})$/m); s/\s+/ /gr =~ /$proof/ } @printed), 0,
+	'but no proof, which could be that of a function\'s owner');
 for my $secret (map { pack 'H*', $_ } split /\n/,
 	$node->safe_psql('postgres', q{SELECT encode(secret, 'hex') FROM idem.secret}))
 {
-	unlike($printed =~ s/\s+/ /gr, qr/@{[ printed_as($secret) ]}/, 'but no secret');
+	unlike($printed =~ s/\s+/ /gr, qr/@{[ printed_as($secret) ]}/, 'and no secret');
 }
-my $opened = bob("BEGIN; SELECT begins('printed', NULL); $printing SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE;
+my $opened = bob("$printing SELECT begins('printed', NULL); SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE;
 	SELECT 'open: ' || open FROM idem.record WHERE open IS NOT NULL");
 like($opened, qr/open: [-\w]{26}/, 'a claim of another role is open');
 unlike($opened =~ s/\s+/ /gr, qr/@{[ printed_as($opened =~ m{open: ([-\w]{26})}) ]}/, 'and no token of it');
