@@ -598,7 +598,6 @@ install('second', 'installer');
 # A made-up next version has one more column of the records and one more function. Its update script
 # begins as docs/managed.md says.
 my ($rule) = slurp_file('docs/managed.md') =~ /^```sql\n(BEGIN .*?)^```/ms;
-$rule =~ s/^BEGIN.*\n\K/SET LOCAL search_path = pg_catalog, pg_temp;\n/;
 my $updates = PostgreSQL::Test::Utils::tempdir;
 my $version = ask('SELECT idem_internal.version()', 'first');
 my $added = "ALTER TABLE idem.record ADD COLUMN note text;\nUPDATE idem.record SET note = 'updated';\n"
@@ -608,7 +607,9 @@ append_to_file("$updates/update.sql", "\\set ON_ERROR_STOP on\n" . ($rule =~ s/A
 		LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN '99.0.0';\nCOMMIT;\n");
 my $claiming = $node->background_psql('first', on_error_stop => 1);
 $claiming->query_safe(q{SET ROLE app; BEGIN; SELECT token AS t FROM idem.claim('payments', 'meanwhile') \gset});
-ask(q{ALTER DATABASE first SET default_transaction_isolation = 'repeatable read'}, 'first');
+ask(q{ALTER DATABASE first SET default_transaction_isolation = 'repeatable read';
+	CREATE FUNCTION public.set_config(text, name, boolean) RETURNS text LANGUAGE sql AS 'SELECT (1 / 0)::text'},
+	'first');
 append_to_file("$updates/impatient.sql",
 	"SET statement_timeout = '10s';\n" . slurp_file("$updates/update.sql") =~ s/5s/100ms/r);
 (undef, $err) = run_file("$updates/impatient.sql", 'first');
@@ -622,7 +623,7 @@ $claiming->query_safe(q{SELECT idem.complete(:'t', '"meanwhile"'); COMMIT});
 $_->finish for @updates;
 like(join('', sort @said), qr/\A[^\n]*ERROR:  version 99\.0\.0 of idem is installed\n(?!.*ERROR)/s,
 	'an update waits for the transactions that hold claims, and a second one does nothing');
-ask('ALTER DATABASE first RESET default_transaction_isolation', 'first');
+ask('ALTER DATABASE first RESET default_transaction_isolation; DROP FUNCTION public.set_config', 'first');
 is(ask(q{SELECT note FROM idem.record WHERE key = 'meanwhile'}, 'first'), 'updated',
 	'and sees what they have committed, whatever the isolation level of the database');
 is($claiming->query_safe(q{SELECT response FROM idem.claim('payments', 'meanwhile')}), '"meanwhile"',
