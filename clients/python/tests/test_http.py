@@ -1670,6 +1670,12 @@ class FastAPI(Asgi, PaymentTest):
         async def pay_in_unit(unit=fastapi.Depends(unit)):
             return "secret"
 
+        def log(connection=fastapi.Depends(once)):
+            return connection
+
+        async def pay_in_units(log=fastapi.Depends(log), unit=fastapi.Depends(unit)):
+            return "secret"
+
         class Included(fastapi.routing.APIRoute):  # since FastAPI 0.137, it solves others
             def get_route_handler(self):
                 shown, self.dependant = self.dependant, copy.deepcopy(self.dependant)
@@ -1682,7 +1688,8 @@ class FastAPI(Asgi, PaymentTest):
                 return (lambda handler: lambda request: handler(request))(
                     super().get_route_handler())
         for (endpoint, dependencies), kind in itertools.product(
-                ((pay, []), (pay_within, [fastapi.Depends(once)]), (pay_in_unit, [])),
+                ((pay, []), (pay_within, [fastapi.Depends(once)]), (pay_in_unit, []),
+                 (pay_in_units, [])),
                 (fastapi.routing.APIRoute, Included, Wrapped)):
             router = fastapi.APIRouter(dependencies=dependencies, route_class=type(
                 "Own", (pg_idem.fastapi.IdempotentRoute, kind), {}))
@@ -1694,6 +1701,23 @@ class FastAPI(Asgi, PaymentTest):
                 self.assertEqual(self.sent(made, key, Authorization="ann")[0], 200)
                 self.assertEqual(self.sent(made, key)[0], 401)
                 self.assertEqual(self.sent(made, key, Authorization="ann")[0], 200)
+
+    def test_a_dependency_without_its_parameter_comes_before_a_replay(self):
+        once = pg_idem.fastapi.idempotent(AsyncIdempotency(aconnect), "payments", tenant=None)
+
+        def user(authorization: str = fastapi.Header()):
+            return authorization
+        router = fastapi.APIRouter(route_class=pg_idem.fastapi.IdempotentRoute)
+
+        @router.post("/payments")
+        async def pay(connection=fastapi.Depends(once), user=fastapi.Depends(user)):
+            return "secret"
+        app, key = fastapi.FastAPI(), new_key()
+        app.include_router(router)
+        made = app_of(self, app)
+        self.assertEqual(self.sent(made, key, Authorization="ann")[0], 200)
+        status, _, body = self.sent(made, key)
+        self.assertEqual((status, len(json.loads(body)["detail"])), (422, 1))
 
     def test_outer_layers_find_what_the_endpoint_leaves_in_the_state(self):
         app, found = fastapi.FastAPI(), []

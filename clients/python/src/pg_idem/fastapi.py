@@ -10,11 +10,13 @@ the class of the route stores what leaves the endpoint, and commits.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+import copy
+from typing import Any, Callable, Iterator, Optional, cast
 
 from fastapi import Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.encoders import jsonable_encoder
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
@@ -52,7 +54,7 @@ class IdempotentRoute(APIRoute):
         if dependant is None:
             raise RuntimeError("the handler of the route does not show its dependencies: what"
                                " authenticates must come before the claim")
-        _claim_last(dependant)
+        _claim_last(dependant, list(_others(dependant)))
         route = _route_of(dependant)
 
         async def once(request: Any) -> Any:
@@ -62,7 +64,12 @@ class IdempotentRoute(APIRoute):
 
             async def endpoint(attempt: Any) -> Any:
                 attempt.scope["pg_idem"] = operation
-                return await handler(attempt)
+                try:
+                    return await handler(attempt)
+                except RequestValidationError as error:  # of a dependency, and as one of the claim
+                    found: Any = error.errors()
+                    found[:] = {repr(each): each for each in found}.values()
+                    raise
             return await operation.respond(request, endpoint)
         return once
 
@@ -79,15 +86,33 @@ def _dependant_of(handler: Any) -> Optional[Dependant]:
     return next(filter(None, own or map(_dependant_of, values)), None)
 
 
-def _claim_last(dependant: Any) -> None:
-    """A replay needs no handler, but all that authenticates, wherever it stands."""
+def _claim_last(dependant: Any, others: list[Any]) -> None:
+    """A replay needs no handler, but all that authenticates, wherever it stands. FastAPI goes on
+    after an error in the parameters of a dependency, but not to what depends on it."""
     for each in dependant.dependencies:
-        _claim_last(each)
+        _claim_last(each, others)
+    if _is_claim(dependant):
+        tenant = [each for each in dependant.dependencies if each.name]
+        dependant.dependencies[:] = others + tenant
     dependant.dependencies.sort(key=lambda each: _route_of(each) is not None)
 
 
+def _others(dependant: Any) -> Iterator[Any]:
+    """Copies of what does not need the claim, which have their values from the cache."""
+    for each in dependant.dependencies:
+        if _route_of(each) is None:
+            other = copy.copy(each)
+            other.name, other.use_cache = None, True
+            yield other
+        elif not _is_claim(each):
+            yield from _others(each)
+
+
+def _is_claim(dependant: Any) -> bool:
+    return isinstance(getattr(dependant.call, "route", None), Route)
+
+
 def _route_of(dependant: Any) -> Optional[Route]:
-    own = getattr(dependant.call, "route", None)
-    if isinstance(own, Route):
-        return own
+    if _is_claim(dependant):
+        return cast(Route, dependant.call.route)
     return next(filter(None, map(_route_of, dependant.dependencies)), None)
