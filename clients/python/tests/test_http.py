@@ -1454,6 +1454,13 @@ class Starlette(Asgi, PaymentTest):
         self.assertEqual([self.sent(app, key)[0] for _ in range(2)], [201, 201])
         self.assertEqual(effects(key), 1)
 
+    def test_the_class_fits_the_endpoint(self):
+        async def coroutine(request):
+            pass
+        for operations, view in ((Idempotency(connect), coroutine),
+                                 (AsyncIdempotency(aconnect), lambda request: None)):
+            with self.assertRaisesRegex(TypeError, "a coroutine needs AsyncIdempotency"):
+                pg_idem.starlette.idempotent(operations, "payments", tenant=None)(view)
 
     def blocking(self, pool, act=lambda key: None, wait=2.0):
         @pg_idem.starlette.idempotent(Idempotency(pool, wait=wait), "payments", tenant=None)
@@ -1744,6 +1751,21 @@ class FastAPI(Asgi, PaymentTest):
         self.assertEqual([(status, headers["x-seen"]) for status, headers in responses],
                          [(201, "ann")] * 2)
         self.assertEqual((effects(key), len(found)), (1, 2))
+
+    def test_the_class_fits_the_endpoint(self):
+        async def coroutine():
+            pass
+
+        async def stream():
+            yield
+        app = fastapi.FastAPI()
+        app.router.route_class = pg_idem.fastapi.IdempotentRoute
+        for operations, endpoint in ((Idempotency(connect), coroutine),
+                                     (Idempotency(connect), stream),
+                                     (AsyncIdempotency(aconnect), lambda: None)):
+            once = pg_idem.fastapi.idempotent(operations, "payments", tenant=None)
+            with self.assertRaisesRegex(TypeError, "a coroutine needs AsyncIdempotency"):
+                app.post("/payments", dependencies=[fastapi.Depends(once)])(endpoint)
 
     def test_the_class_of_the_route_is_needed(self):
         app = fastapi.FastAPI()

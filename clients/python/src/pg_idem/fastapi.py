@@ -23,7 +23,7 @@ from fastapi.routing import APIRoute
 from . import core, http
 from .flow import Operations
 from .http import Route
-from .starlette import Operation, route_of
+from .starlette import Operation, require_fitting, route_of
 
 
 def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
@@ -56,6 +56,8 @@ class IdempotentRoute(APIRoute):
                                " authenticates must come before the claim")
         _claim_last(dependant, list(_others(dependant)))
         route = _route_of(dependant)
+        if route is not None:
+            require_fitting(route, dependant.call)
 
         async def once(request: Any) -> Any:
             if route is None or request.method in http.SAFE:

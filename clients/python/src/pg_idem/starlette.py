@@ -36,6 +36,8 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
     route = route_of(idempotency, scope, tenant, **options)
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+        require_fitting(route, view)
+
         @functools.wraps(view)
         async def once(*args: Any) -> Any:
             async def call(request: Any) -> Any:
@@ -59,6 +61,16 @@ def route_of(idempotency: Operations[Any], *args: Any, **options: Any) -> Route:
         raise TypeError("Django has a connection per thread, and an endpoint may run in another"
                         " thread than its claim: run an operation in asyncio.to_thread()")
     return Route(idempotency, *args, **options)
+
+
+def require_fitting(route: Route, endpoint: Any) -> None:
+    """A coroutine that waited for a lock would stop the event loop, and so the holder of the lock.
+    What a function does not await has no effect."""
+    is_async = any(kind(call) for kind in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+                   for call in (endpoint, inspect.unwrap(endpoint), getattr(endpoint, "__call__")))
+    if is_async == isinstance(route.idempotency, Blocking):
+        raise TypeError("a coroutine needs AsyncIdempotency, and an endpoint that is none needs a"
+                        " class that is not asynchronous")
 
 
 class Answered(Exception):
