@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from contextlib import contextmanager
 from typing import Any, Iterator, Optional, Sequence
@@ -89,6 +90,8 @@ def streams_of(lent: Any) -> list[Any]:
 def text_of(query: Any, cursor: Any) -> str:
     if isinstance(query, bytes):
         return query.decode("latin-1")
+    if type(query).__name__ == "Template":  # of Python 3.14, and psycopg 3.3
+        return str(importlib.import_module("psycopg.sql").as_string(query, cursor))
     return query if isinstance(query, str) else str(query.as_string(cursor))
 
 
