@@ -69,8 +69,9 @@ class IdempotentRoute(APIRoute):
                 try:
                     return await handler(attempt)
                 except RequestValidationError as error:  # of a dependency, and as one of the claim
-                    found: Any = error.errors()
-                    found[:] = {repr(each): each for each in found}.values()
+                    found = error.errors()
+                    if isinstance(found, list):
+                        found[:] = {repr(each): each for each in found}.values()
                     raise
             return await operation.respond(request, endpoint)
         return once

@@ -60,6 +60,10 @@ class LeaseBase:
         self._operations, self._claim, self._retry = operations, claim, retry
         self._backoff = backoff
         self._token: Optional[str] = None
+        # Until it holds the lease, which it does not if it finds an answer.
+        self._used, self._running, self._completing = set[str](), list[str](), False
+        self._state: Any = {}
+        self._ends = 0.0
         self.request = operations.loads(request) if isinstance(request, core.JsonText) else request
         self.key, self.tenant, self.attempt = claim["key"], claim["tenant"], 0
         self.answer: Optional[Answer[Any]] = None
@@ -115,7 +119,6 @@ class LeaseBase:
     def hold(self, token: Optional[str], attempt: int, state: Optional[str], sent: float) -> None:
         """This attempt has the lease, at the latest since `sent`, when it was asked for."""
         self._token, self.attempt = token, attempt
-        self._used, self._running, self._completing = set[str](), list[str](), False
         self._ends = sent + self._claim["lease"]
         self._state = {} if state is None else self._operations.loads(state)
         self._operations.report(self._claim, "claimed")
