@@ -80,7 +80,7 @@ def main():
     cases.MARKED = "replay-header" not in options.skip
     try:
         Session(options.url, options.client or CLIENTS).get("/operations/none")
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         print(f"{options.url} does not answer: {error}", file=sys.stderr)
         return 2
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

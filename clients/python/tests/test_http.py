@@ -1142,8 +1142,9 @@ class DjangoRest(Django):
                                 status=201)
         app, key = self.assert_stored(Pay)
         self.assertEqual(self.sent(app, key, b'{"amount": 2}')[0], 422)
-        for length in (20_000, 3_000_000):  # the latter beyond DATA_UPLOAD_MAX_MEMORY_SIZE
-            self.assertEqual(self.sent(app, key, b'"%s"' % (b"1" * length))[0], 413)
+        # The latter is beyond DATA_UPLOAD_MAX_MEMORY_SIZE, which newer frameworks refuse themselves.
+        for length, statuses in ((20_000, [413]), (3_000_000, [413, 400])):
+            self.assertIn(self.sent(app, key, b'"%s"' % (b"1" * length))[0], statuses)
 
     def test_each_attempt_reads_the_request_as_it_was_sent(self):
         from pg_idem.django import Idempotency, IdempotentMixin, idempotent as once
