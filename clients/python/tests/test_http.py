@@ -1499,6 +1499,24 @@ class Starlette(Asgi, PaymentTest):
                     for _ in range(6)])]
         self.assertEqual(asyncio.run(statuses()), [201] * 6)
 
+    def test_endpoints_that_wait_for_a_lock_do_not_stop_its_holder(self):
+        @pg_idem.starlette.idempotent(Idempotency(connect), "payments", tenant=None)
+        def pay(request):
+            request.state.idem_connection.execute(
+                "SET LOCAL lock_timeout = '5s'; SELECT pg_advisory_xact_lock(4711)")
+            time.sleep(0.2)  # the other endpoint is the next in the only thread
+            return starlette.responses.StreamingResponse(iter(["paid"]), 201)  # in a thread, too
+
+        async def statuses():
+            anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+            transport = httpx.ASGITransport(starlette.applications.Starlette(
+                routes=[starlette.routing.Route("/payments", pay, methods=["POST"])]))
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return [response.status_code for response in await asyncio.gather(*[
+                    client.post("/payments", headers={"Idempotency-Key": new_key()})
+                    for _ in range(3)])]
+        self.assertEqual(asyncio.run(statuses()), [201] * 3)
+
     def test_a_time_limit_during_a_claim_leaves_no_transaction(self):
         gc.disable()
         self.addCleanup(gc.enable)

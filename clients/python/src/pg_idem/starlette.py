@@ -83,9 +83,17 @@ class Operation:
     def __init__(self, route: Route, made_of: Callable[[Any], Any] = lambda value: value) -> None:
         self.route, self.made_of = route, made_of  # the response to what an endpoint may return
         self.now: Union[Call, Done, None] = None
+        self.place: Optional[anyio.Semaphore] = None
 
     async def respond(self, request: Any, endpoint: Callable[[Any], Any]) -> Any:
         """The response of endpoint(request), which calls begin()."""
+        try:
+            return await self._respond(request, endpoint)
+        finally:
+            if self.place is not None:
+                self.place.release()
+
+    async def _respond(self, request: Any, endpoint: Callable[[Any], Any]) -> Any:
         self.body = await _read(request, self.route.max_body)
         if len(self.body) > self.route.max_body:  # FastAPI would parse what was read of it
             return _sent(self.route, self.route.too_large())
@@ -130,7 +138,11 @@ class Operation:
                 initial=self.initial)
             self.steps = http.respond(exchange, request.headers.getlist("idempotency-key"), request,
                                       Call, tenant)
-            await self._move(functools.partial(self.steps.send, None), claims=True)
+            if isinstance(self.route.idempotency, Blocking):
+                places = _places()
+                await places.acquire()
+                self.place = places
+            await self._move(functools.partial(self.steps.send, None))
         if not isinstance(self.now, Call):
             raise Answered
         request.state.idem_connection = self.now.connection
@@ -142,29 +154,22 @@ class Operation:
         await self._move(functools.partial(self.steps.send, response) if error is None
                          else functools.partial(self.steps.throw, error))
 
-    async def _move(self, move: flow.Move, *, claims: bool = False) -> None:
+    async def _move(self, move: flow.Move) -> None:
         if not isinstance(self.route.idempotency, Blocking):
             self.now = await flow.advance_async(self.steps, move)
             return
-        now = await self._in_thread(move, claims)
+        now = await self._in_thread(move)
         while isinstance(now, flow.Pause):
             await anyio.sleep(now.seconds)
-            now = await self._in_thread(functools.partial(self.steps.send, None), claims=True)
+            now = await self._in_thread(functools.partial(self.steps.send, None))
         self.now = now
 
-    async def _in_thread(self, move: flow.Move, claims: bool) -> Union[Call, flow.Pause, Done]:
-        """Claims wait for a connection in threads of their own. Those who have one need the others,
-        for the endpoint and for COMMIT."""
-        if not claims:
-            return await self._to_the_end(move)
-        async with _claiming():
-            return await self._to_the_end(move, anyio.CapacityLimiter(1))
-
-    async def _to_the_end(self, move: flow.Move, limiter: Optional[anyio.CapacityLimiter] = None
-                          ) -> Union[Call, flow.Pause, Done]:
-        """In a thread, which no time limit ends: what it has begun would hold the key until it is
-        collected as garbage. It is rolled back."""
+    async def _in_thread(self, move: flow.Move) -> Union[Call, flow.Pause, Done]:
+        """In a thread of its own: those of the endpoints may all wait for what COMMIT releases. No
+        time limit ends it: what it has begun would hold the key until it is collected as garbage.
+        It is rolled back."""
         ended: list[Any] = []
+        limiter = anyio.CapacityLimiter(1)
 
         def advance() -> None:
             try:
@@ -178,7 +183,7 @@ class Operation:
             return ended[0]  # type: ignore[no-any-return]
         if isinstance(ended[0], Call):
             move = functools.partial(self.steps.throw, cancelled)
-            await _finished(anyio.to_thread.run_sync(advance))
+            await _finished(anyio.to_thread.run_sync(advance, limiter=limiter))
         raise cancelled
 
     async def _rendered(self, request: Any, error: BaseException) -> Optional[Response]:
@@ -212,16 +217,18 @@ class Operation:
         return response
 
 
-_CLAIMING = RunVar[anyio.Semaphore]("pg_idem_claiming")  # of each event loop
+_PLACES = RunVar[anyio.Semaphore]("pg_idem_places")  # of each event loop
 
 
-def _claiming() -> anyio.Semaphore:
+def _places() -> anyio.Semaphore:
+    """As many as there are threads for endpoints. With more operations, all threads may wait for
+    locks of one that needs a thread itself, to go on."""
     try:
-        return _CLAIMING.get()
+        return _PLACES.get()
     except LookupError:
         threads = anyio.to_thread.current_default_thread_limiter().total_tokens
-        _CLAIMING.set(anyio.Semaphore(int(min(threads, 10_000))))
-        return _CLAIMING.get()
+        _PLACES.set(anyio.Semaphore(int(min(threads, 10_000))))
+        return _PLACES.get()
 
 
 async def _finished(awaitable: Any) -> Optional[BaseException]:
