@@ -11,7 +11,7 @@ the class of the route stores what leaves the endpoint, and commits.
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Iterator, Optional, cast
+from typing import Any, Callable, Iterator, Optional
 
 from fastapi import Depends, Request, Response
 from fastapi.dependencies.models import Dependant
@@ -56,8 +56,7 @@ class IdempotentRoute(APIRoute):
                                " authenticates must come before the claim")
         _claim_last(dependant, list(_others(dependant)))
         route = _route_of(dependant)
-        if route is not None:
-            require_fitting(route, dependant.call)
+        require_fitting(route, dependant.call)
 
         async def once(request: Any) -> Any:
             if route is None or request.method in http.SAFE:
@@ -94,9 +93,8 @@ def _claim_last(dependant: Any, others: list[Any]) -> None:
     after an error in the parameters of a dependency, but not to what depends on it."""
     for each in dependant.dependencies:
         _claim_last(each, others)
-    if _is_claim(dependant):
-        tenant = [each for each in dependant.dependencies if each.name]
-        dependant.dependencies[:] = others + tenant
+    if _own_route_of(dependant):  # its tenant has a name
+        dependant.dependencies[:] = others + [each for each in dependant.dependencies if each.name]
     dependant.dependencies.sort(key=lambda each: _route_of(each) is not None)
 
 
@@ -107,15 +105,15 @@ def _others(dependant: Any) -> Iterator[Any]:
             other = copy.copy(each)
             other.name, other.use_cache = None, True
             yield other
-        elif not _is_claim(each):
+        elif not _own_route_of(each):
             yield from _others(each)
 
 
-def _is_claim(dependant: Any) -> bool:
-    return isinstance(getattr(dependant.call, "route", None), Route)
+def _own_route_of(dependant: Any) -> Optional[Route]:
+    own = getattr(dependant.call, "route", None)
+    return own if isinstance(own, Route) else None
 
 
 def _route_of(dependant: Any) -> Optional[Route]:
-    if _is_claim(dependant):
-        return cast(Route, dependant.call.route)
-    return next(filter(None, map(_route_of, dependant.dependencies)), None)
+    return _own_route_of(dependant) or next(
+        filter(None, map(_route_of, dependant.dependencies)), None)

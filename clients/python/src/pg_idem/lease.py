@@ -53,6 +53,7 @@ class LeaseBase:
     # Whether an error that is no Exception, such as CancelledError, comes from outside of the work.
     interrupted: Callable[[], bool] = staticmethod(lambda: True)
     _raised: Optional[Exception] = None  # by a call of this attempt: the function may swallow it
+    _state: Any = {}  # none, as _ends, if there is an answer
     _over = False  # the body has ended: what goes on must begin nothing beside the next attempt
 
     def __init__(self, operations: flow.Operations[Any], claim: Mapping[str, Any], request: Any, *,
@@ -60,10 +61,7 @@ class LeaseBase:
         self._operations, self._claim, self._retry = operations, claim, retry
         self._backoff = backoff
         self._token: Optional[str] = None
-        # Until it holds the lease, which it does not if it finds an answer.
         self._used, self._running, self._completing = set[str](), list[str](), False
-        self._state: Any = {}
-        self._ends = 0.0
         self.request = operations.loads(request) if isinstance(request, core.JsonText) else request
         self.key, self.tenant, self.attempt = claim["key"], claim["tenant"], 0
         self.answer: Optional[Answer[Any]] = None
@@ -324,7 +322,7 @@ class LeaseBase:
     # What differs with and without `await`.
 
     _lock: Any
-    _ends: float
+    _ends = 0.0
     _start: Callable[..., None]  # starts the heartbeat
     _stop: Callable[..., Any]
 

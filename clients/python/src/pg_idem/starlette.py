@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from typing import Any, Callable, Optional, Union
@@ -63,14 +64,13 @@ def route_of(idempotency: Operations[Any], *args: Any, **options: Any) -> Route:
     return Route(idempotency, *args, **options)
 
 
-def require_fitting(route: Route, endpoint: Any) -> None:
+def require_fitting(route: Optional[Route], endpoint: Any) -> None:
     """A coroutine that waited for a lock would stop the event loop, and so the holder of the lock.
     What a function does not await has no effect."""
     is_async = any(kind(call) for kind in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
                    for call in (endpoint, inspect.unwrap(endpoint), getattr(endpoint, "__call__")))
-    if is_async == isinstance(route.idempotency, Blocking):
-        raise TypeError("a coroutine needs AsyncIdempotency, and an endpoint that is none needs a"
-                        " class that is not asynchronous")
+    if route and is_async == isinstance(route.idempotency, Blocking):
+        raise TypeError("AsyncIdempotency is for coroutines, and other classes for other endpoints")
 
 
 class Answered(Exception):
@@ -83,15 +83,11 @@ class Operation:
     def __init__(self, route: Route, made_of: Callable[[Any], Any] = lambda value: value) -> None:
         self.route, self.made_of = route, made_of  # the response to what an endpoint may return
         self.now: Union[Call, Done, None] = None
-        self.place: Optional[anyio.Semaphore] = None
 
     async def respond(self, request: Any, endpoint: Callable[[Any], Any]) -> Any:
         """The response of endpoint(request), which calls begin()."""
-        try:
+        async with contextlib.AsyncExitStack() as self.places:
             return await self._respond(request, endpoint)
-        finally:
-            if self.place is not None:
-                self.place.release()
 
     async def _respond(self, request: Any, endpoint: Callable[[Any], Any]) -> Any:
         self.body = await _read(request, self.route.max_body)
@@ -139,9 +135,7 @@ class Operation:
             self.steps = http.respond(exchange, request.headers.getlist("idempotency-key"), request,
                                       Call, tenant)
             if isinstance(self.route.idempotency, Blocking):
-                places = _places()
-                await places.acquire()
-                self.place = places
+                await self.places.enter_async_context(_places())
             await self._move(functools.partial(self.steps.send, None))
         if not isinstance(self.now, Call):
             raise Answered
@@ -221,8 +215,7 @@ _PLACES = RunVar[anyio.Semaphore]("pg_idem_places")  # of each event loop
 
 
 def _places() -> anyio.Semaphore:
-    """As many as there are threads for endpoints. With more operations, all threads may wait for
-    locks of one that needs a thread itself, to go on."""
+    """As many as there are threads: else all could wait for one operation that needs a thread."""
     try:
         return _PLACES.get()
     except LookupError:
