@@ -1,5 +1,5 @@
 'use strict';
-const { checkOptions, respond, unsent } = require('./http.js');
+const { ANSWERED, checkOptions, respond, unsent } = require('./http.js');
 const { JsonText, filled, isNothing, json, known, statusCode } = require('./values.js');
 
 // A route handler that runs handler(request, client) once for each Idempotency-Key, in a
@@ -7,6 +7,11 @@ const { JsonText, filled, isNothing, json, known, statusCode } = require('./valu
 function idempotent(pool, options, handler) {
   checkOptions(options);
   return async function once(request, reply) {
+    // A hook has sent without returning the reply, and others may still work on what it sends.
+    if (reply.statusCode >= 300 || reply.raw.headersSent) {
+      request.log.error(new Error(ANSWERED));
+      return reply;
+    }
     const call = (client) => handler.call(this, request, client);
     const { attempt, committed, open, undo } = unsent(reply, reply.raw, call);
     const serialize = (answer) => serialized(reply, answer);
@@ -27,10 +32,24 @@ function serialized(reply, answer) {
   const { status = 200, headers, body } = known(answer, 'status', 'headers', 'body');
   if (isNothing(body) || typeof body === 'string' || body instanceof Uint8Array) return answer;
   json('body', body); // a schema makes {} of what is none
-  const made = reply.code(statusCode(status)).serialize(body);
-  const type = Object.entries(headers ?? {}).find(([name]) => /^content-type$/i.test(name));
-  const isJson = typeof made === 'string' && /json/.test(type?.[1] ?? 'json');
+  const [, type = 'application/json'] =
+    Object.entries(headers ?? {}).find(([name]) => /^content-type$/i.test(name)) ?? [];
+  const made = shaped(reply.code(statusCode(status)), status, `${type}`, body);
+  const isJson = typeof made === 'string' && /json/.test(type);
   return { ...answer, body: isJson ? new JsonText(made) : made };
+}
+
+// As reply.send() does it. reply.serialize() knows no schemas by content type: it throws.
+function shaped(reply, status, type, body) {
+  try {
+    return reply.serialize(body);
+  } catch (error) {
+    const schema = [status, `${status}`.replace(/..$/, 'xx'), 'default']
+      .map((name) => reply.getSerializationFunction(name)).find((of) => of);
+    if (typeof schema !== 'object') throw error;
+    const media = type.split(';')[0].trim().toLowerCase();
+    return (schema[media] ?? schema['*/*'] ?? JSON.stringify)(body);
+  }
 }
 
 // fastify.register(plugin, { pool }) gives fastify.idempotent(options, handler).

@@ -406,4 +406,4 @@ function unsent(response, raw, work) {
   return { attempt, committed, open, undo };
 }
 
-module.exports = { checkOptions, parseKey, respond, unsent };
+module.exports = { ANSWERED, checkOptions, parseKey, respond, unsent };
