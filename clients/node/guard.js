@@ -6,7 +6,7 @@ const NOT_YOURS = 'the operation and its answer are committed together: its func
   + 'begin or prepare a transaction';
 const NOT_ITS_CLIENT = 'the client belongs to the operation: its function must not release it';
 const IGNORED = 'the transaction has ignored an error, and is rolled back';
-const OVER = 'the operation has ended, and its client with it';
+const OVER = 'the operation has ended, and its client with it: what follows is not run';
 const ONE = 'a query of the operation must be one statement';
 const OPEN = 'a cursor, a stream or a COPY of the operation is still open';
 const RUNNING = 'the function of the operation must wait for its queries: what follows one that is '
@@ -98,9 +98,13 @@ async function guarded(client, work) {
     const refused = over ? new Error(OVER) : (ends && refuse(NOT_YOURS))
       || (isSimple && isMore(statement.text ?? '') && refuse(ONE));
     const { callback } = statement;
+    if (over && !isLate) process.emitWarning(OVER); // the answer may be out, and no error awaited
     isLate ||= over;
     if (refused) return rejected(refused, callback);
-    if (!isSimple) statement.requiresPreparation = () => true;
+    if (!isSimple) {
+      statement.requiresPreparation = () => true;
+      statement.name ??= ''; // tracers pass a copy, which is none of this, where a name is missing
+    }
     begun(statement, isSimple ? open : running);
     if (isSubmittable) return client.query(config, ...more);
     statement.query_timeout = config.query_timeout;

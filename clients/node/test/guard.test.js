@@ -203,7 +203,9 @@ test('a client is of no use after its operation', async () => {
   const { key, request } = operation();
   let kept;
   await run(single, { scope: 'payments', key, request }, async (client) => { kept = client; });
+  const warned = new Promise((resolve) => { process.once('warning', resolve); }); // all that is seen without await
   await assert.rejects(kept.query(`INSERT INTO payment (amount) VALUES (${request.amount})`), /the operation has ended/);
+  assert.match((await warned).message, /the operation has ended/);
   assert.equal(await effects(request), 0);
   await single.end();
 });
@@ -217,6 +219,19 @@ test('what is called in a callback is refused without an error, which would end 
     }), /must not release it/);
     assert.deepEqual([await effects(request), await state(key)], [0, 'absent']);
   }
+});
+
+test('a tracer that passes on a copy of each query without a name changes nothing', async () => {
+  class Traced extends Client {
+    query(config, ...more) { return super.query(config.text && config.name === undefined ? { ...config } : config, ...more); }
+  }
+  const traced = new Pool({ Client: Traced });
+  const [{ key, request }, other] = [operation(), operation()];
+  await run(traced, { scope: 'payments', key, request }, async (client) => ({ response: await pay(client, request) }));
+  const both = (client) => client.query(`ROLLBACK; INSERT INTO payment (amount) VALUES (${other.request.amount})`);
+  await assert.rejects(run(traced, { scope: 'payments', ...other }, both), /must not end/);
+  assert.deepEqual([await effects(request), await effects(other.request)], [1, 0]);
+  await traced.end();
 });
 
 test('an error shows the line that waits for it', async () => {
