@@ -45,7 +45,6 @@ async function repeated(pool, retry, attempt, report = () => {}) {
 // attempt(client, conclude) may call conclude(statement) to end its transaction without waiting for
 // it, or conclude() if none is open. The connection then goes back to the pool.
 async function connected(pool, attempt) {
-  const client = await pool.connect().catch(rethrowAsUnreachable);
   let broken;
   let concluding;
   const notice = (error) => { broken = error; }; // without a listener, the process would end
@@ -53,7 +52,7 @@ async function connected(pool, attempt) {
     const ended = statement ? send(client, statement) : Promise.resolve();
     concluding = ended.catch((error) => { broken ??= error; });
   };
-  client.on('error', notice);
+  const client = await connection(pool, notice).catch(rethrowAsUnreachable);
   try {
     return await attempt(client, conclude);
   } catch (error) {
@@ -73,6 +72,18 @@ async function connected(pool, attempt) {
     if (concluding) concluding.then(release);
     else release();
   }
+}
+
+// With its listener from the beginning: the server may end a connection in the packet that says it
+// is ready, before a promise is fulfilled. A pool of another kind may take no callback.
+function connection(pool, notice) {
+  return new Promise((resolve, reject) => {
+    const taken = (error, client) => {
+      client?.on('error', notice);
+      return error ? reject(error) : resolve(client);
+    };
+    pool.connect(taken)?.then((client) => client && taken(undefined, client), reject);
+  });
 }
 
 // Whether the driver has given up waiting for the server (query_timeout), and on this connection:

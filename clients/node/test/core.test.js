@@ -554,6 +554,22 @@ test('no server: retried, then reported', async () => {
   await nowhere.end();
 });
 
+test('a server that ends a connection in its first packet does not end the process', async () => {
+  let connections = 0;
+  class Ended extends Client {
+    connect(callback) {
+      super.connect((error) => { callback(error); if (connections++ === 0) this.connection.emit('errorMessage', new Error('ended')); });
+    }
+  }
+  const ending = new Pool({ Client: Ended });
+  const { key, request } = operation();
+  for (const of of [ending, { connect: () => ending.connect() }]) { // one that takes no callback
+    await run(of, { scope: 'payments', key, request }, async (client) => ({ response: await pay(client, request) }));
+  }
+  assert.deepEqual([connections, await effects(request)], [2, 1]);
+  await settled(ending).then(() => ending.end());
+});
+
 test('a database, role or password that is wrong is no transient error, nor are too many parameters', async () => {
   const { key, request } = operation();
   const of = async (settings) => {
