@@ -66,7 +66,8 @@ class Idempotency(sync.Framework):
                 guard.refuse()
 
         own = dict.fromkeys(("commit", "rollback", "close", "invalidate"), guard.refuse)
-        events = {"before_cursor_execute": statement, "set_connection_execution_options": options}
+        events: dict[str, Callable[..., Any]] = {
+            "before_cursor_execute": statement, "set_connection_execution_options": options}
         for name, listener in events.items():
             event.listen(of, name, listener)
         vars(connection).update(own)
