@@ -35,6 +35,7 @@ class Lease {
   #running = new Map(); // steps, and their names
   #completing = []; // calls of complete()
   #isCompleting = false;
+  #client; // of the transaction of complete()
   #saving = Promise.resolve();
   #abort = new AbortController();
 
@@ -101,11 +102,13 @@ class Lease {
     if (this.#isCompleting) throw new Error(`${what} must not begin while complete() runs`);
   }
 
-  // The key to send to another service in this step: the same in every attempt.
+  // The key to send to another service in this step: the same in every attempt. Within complete(),
+  // the pool may have no other connection.
   async childKey(step) {
     const statement = statements.childKey(this.#token, text('step', step));
-    const { key } = await this.#noted(() => this.#ask(statement));
-    return key;
+    const within = async (client) => (await statements.send(client, statement)).rows[0];
+    const ask = () => (this.#client ? within(this.#client) : this.#ask(statement));
+    return (await this.#noted(ask)).key;
   }
 
   // Completes the operation with the answer of effect(client), in one transaction with it. An error
@@ -131,7 +134,9 @@ class Lease {
         tries++;
         await statements.send(client, `BEGIN; ${statements.renew(this.#token, this.#bound.lease)}`);
         unchanged(given, JSON.stringify(this.request));
-        return completed(client, this.#bound, this.#token, answerOf(await guarded(client, effect)));
+        this.#client = client;
+        const made = await guarded(client, effect).finally(() => { this.#client = undefined; });
+        return completed(client, this.#bound, this.#token, answerOf(made));
       }));
     } catch (error) {
       // An earlier try may have committed, and its answer may have been lost.

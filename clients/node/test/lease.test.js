@@ -198,6 +198,17 @@ test('neither a step nor complete() begins within complete(): each would wait fo
   assert.equal(runs, 0);
 });
 
+test('childKey() within complete() waits for no other connection', async () => {
+  const single = new Pool({ max: 1, connectionTimeoutMillis: 2_000 });
+  const { key, request } = operation();
+  const answer = await lease(single, { scope: 'charges', key, request }, async (held) => {
+    const before = await held.childKey('mail');
+    return held.complete(async () => ({ response: await held.childKey('mail') === before }));
+  });
+  assert.equal(answer.response, true);
+  await single.end();
+});
+
 test('the operation ends as a call of complete() does that nothing waits for', async () => {
   const slow = () => { // a connection for the second transaction, which is that of complete()
     let count = 0;
