@@ -149,7 +149,8 @@ for my $case (
 	[ 'a condition that checks a domain of another role', 'CREATE TRIGGER x AFTER DELETE ON idem.record FOR EACH ROW
 		WHEN (OLD.key::app.checked IS NOT NULL) EXECUTE FUNCTION public.notes()', qr/WHEN condition of trigger "x"/ ],
 	[ 'a condition that runs a query', q{CREATE TRIGGER x AFTER DELETE ON idem.record FOR EACH ROW
-		WHEN (query_to_xml('SELECT app.evil()', false, false, '') IS NOT NULL) EXECUTE FUNCTION public.notes()},
+		WHEN (ts_rewrite('a', 'SELECT ''a''::tsquery, ''b''::tsquery WHERE app.evil() IS NOT NULL') IS NOT NULL)
+		EXECUTE FUNCTION public.notes()},
 		qr/WHEN condition of trigger "x"/ ],
 	[ 'a function that can stop to have the rights of its owner', 'ALTER FUNCTION app.trigger() SECURITY DEFINER;
 		CREATE TRIGGER x AFTER DELETE ON idem.record FOR EACH ROW EXECUTE FUNCTION app.trigger()',
