@@ -200,7 +200,7 @@ CREATE VIEW migrate.remaining AS
   SELECT count(*) AS keys, max(expires_at) AS until FROM migrate.old WHERE expires_at > now();
 
 -- ADAPT: your procedures, in the same transaction. One that only finishes operations gets no token of
--- those that the old code has begun: it finishes their rows as before.
+-- what the old code has begun, and finishes such a row as before.
 CREATE OR REPLACE FUNCTION pay(k text, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE c idem.claim_result; payment_id bigint;
 BEGIN
