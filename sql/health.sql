@@ -236,8 +236,8 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'SELECT tenant, key, weakness, completed_at FROM idem.records WHERE scope = %L '
                 'ORDER BY weakness IS NULL, completed_at LIMIT 10. When the clients are correct, '
                 'reset the counters: SELECT idem.stats_reset(%L)', k.scope, k.scope)),
-        -- What was replayed here until this server was promoted is no tool's, nor is a record
-        -- of the future, after which the clock stepped back.
+        -- What was replayed here until this server was promoted is no tool's. A record of the
+        -- future is from before the clock stepped back.
         (k.newest > greatest(k.stats_reset, pg_last_xact_replay_timestamp())
              AND k.newest <= clock_timestamp() AND k.made = 0 AND v.naptime > '0' AND NOT v.standby
              AND NOT EXISTS (SELECT FROM pg_subscription_rel

@@ -1343,7 +1343,8 @@ RETURN CASE
 -- The least of the caller's wait, lock_timeout, and what is left of statement_timeout, of which a
 -- tenth, and 50 ms at least, is kept for the answer. SQL does not see the server's timer. This is
 -- too short in a message of several statements, each of which has the whole time; and wrong where
--- a function sets statement_timeout, because the timer goes on under the earlier one. NULL is none.
+-- a function sets statement_timeout, because the timer goes on under the earlier one. A wait of
+-- NULL is none.
 CREATE FUNCTION idem_internal.new_bound(wait interval)
 RETURNS idem_internal.bound
 LANGUAGE plpgsql AS $$
