@@ -224,10 +224,12 @@ SELECT order_once('k', 'idem_regress_acme');
 \echo :LAST_ERROR_SQLSTATE
 RESET ROLE;
 -- a superuser may act for every tenant, but not in a function of another role; take() finds the operations of all
+\set VERBOSITY terse
 SELECT order_once('k', 'idem_regress_acme');
 \echo :LAST_ERROR_SQLSTATE
 SELECT order_once('k', 'anybody');
 \echo :LAST_ERROR_SQLSTATE
+\set VERBOSITY default
 SELECT idem.once('bound', 'k', tenant => 'idem_regress_acme'), idem.once('bound', 'k', tenant => 'anybody');
 SELECT tenant, key FROM idem.take('bound', lease => '1 microsecond');
 SELECT tenant FROM idem.take('bound', tenant => 'idem_regress_globex');

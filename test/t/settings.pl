@@ -78,13 +78,14 @@ sub tour_of
 	return $seen . join "\n", '', $error =~ /(?:ERROR|FATAL|PANIC):\s+(\w{5})/g;
 }
 
-# The n-th other value of each setting.
+# The n-th other value of each setting. PostgreSQL 19 refuses strings that do not conform.
 my @groups = split /\n/, $node->safe_psql('postgres', <<"SQL");
 SELECT string_agg(format('SET %s = %L', name, value), '; ' ORDER BY name)
   FROM pg_settings,
        unnest(coalesce(enumvals, '{on,off}')) WITH ORDINALITY AS v (value, n)
  WHERE vartype IN ('bool', 'enum') AND context IN ('user', 'superuser') AND value <> setting
    AND name <> ALL ('{@{[ join ',', keys %left_out ]}}')
+   AND NOT (name = 'standard_conforming_strings' AND current_setting('server_version_num')::int >= 190000)
  GROUP BY n ORDER BY n
 SQL
 cmp_ok(scalar @groups, '>', 3, 'the server names settings');
