@@ -41,7 +41,8 @@ BEGIN
 END $$;
 CREATE TRIGGER moved BEFORE INSERT ON idempotency_key FOR EACH ROW      -- ADAPT: your table
   EXECUTE FUNCTION migrate.moved();
--- Code that uses an expired row again begins an operation, too.
+-- Code that uses an expired row again begins an operation, too. So does code that tries a failed one
+-- again: leave such rows out of the view, and add them to the condition, as in OR OLD.status = 500.
 CREATE TRIGGER moved_again BEFORE UPDATE ON idempotency_key FOR EACH ROW      -- ADAPT: your table
   WHEN (OLD.expires_at <= clock_timestamp()) EXECUTE FUNCTION migrate.moved(); -- and its column
 

@@ -239,8 +239,17 @@ $node->command_fails_like([ map { s/.*migrate\.sql/$joined/r } @migrate ], qr/ro
 $node->safe_psql('forgetful', 'DROP TABLE receipt, idempotency_key; CREATE TABLE idempotency_key (scope text,
 	tenant text, key text, request_hash text, status integer, response jsonb, expires_at timestamptz NOT NULL)
 	PARTITION BY LIST (scope); CREATE TABLE part PARTITION OF idempotency_key DEFAULT');
-$node->command_ok(\@migrate, 'migrate.sql runs on a partitioned table');
+# And that tries a failed row again, as the script says.
+my $again = $joined =~ s/joined/again/r;
+my $migrate = slurp_file('examples/migration/migrate.sql');
+my ($failed) = $migrate =~ /(OR OLD\.status = 500)\./ or fail('migrate.sql: a condition for failed rows');
+append_to_file($again, $migrate =~ s/ FROM idempotency_key\K;/ WHERE status IS DISTINCT FROM 500;/r
+	=~ s/clock_timestamp\(\)\K\) EXECUTE/ $failed) EXECUTE/r);
+$node->safe_psql('forgetful', "INSERT INTO idempotency_key VALUES $live; UPDATE idempotency_key SET status = 500");
+$node->command_ok([ map { s/.*migrate\.sql/$again/r } @migrate ], 'migrate.sql runs on a partitioned table');
 is(sqlstate($node, "INSERT INTO part VALUES $live", 'forgetful'), '40001', 'the old code gets 40001 at a partition');
+is(sqlstate($node, 'UPDATE part SET status = NULL', 'forgetful'), '40001', 'and when it tries a failed row again');
+like($node->safe_psql('forgetful', q{SELECT pay('k', '{"amount": 1}')}), qr/payment/, 'which the new code does');
 
 # Ids of messages in a table of their own, while the old code handles one.
 my $fence = slurp_file('examples/migration/migrate.sql') =~ s/^-- (?=(?:CREATE|SELECT) .*message)//mgr;
