@@ -1,11 +1,13 @@
 -- Ends the migration (docs/migration.md, step 7). Adapt the lines marked ADAPT. When no procedure
 -- calls migrate.claim() any more, run this script with the same role as migrate.sql:
 --
---   psql --single-transaction -v ON_ERROR_STOP=1 -f finish.sql
+--   psql -f finish.sql
 --
 -- The script fails while the old table has live keys. It does not use CASCADE: the fence stays
 -- until the table is dropped, and an object that depends on either one causes an error and is not
 -- lost.
+\set ON_ERROR_STOP on
+BEGIN ISOLATION LEVEL READ COMMITTED;
 
 -- Waits for running calls of migrate.claim(), because they read the table.
 SET LOCAL lock_timeout = '5s';
@@ -35,3 +37,4 @@ DROP TABLE idempotency_key;      -- ADAPT: your tables; this also drops their tr
 DROP FUNCTION migrate.claim, migrate.move, migrate.rest, migrate.moved;
 DROP TABLE migrate.fence;
 DROP SCHEMA migrate;
+COMMIT;

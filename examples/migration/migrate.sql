@@ -3,13 +3,14 @@
 -- table, as a superuser, or as the owner of the table with the privileges to create schemas and to
 -- execute idem.create_scope(), who has the privileges of the role that it gives the scopes to:
 --
---   psql --single-transaction -v ON_ERROR_STOP=1 -f migrate.sql
+--   psql -f migrate.sql
 --
--- From the commit of this script on, idem stores every new key. migrate.claim() still finds old
--- keys.
+-- It is one transaction. From its commit on, idem stores every new key. migrate.claim() still finds
+-- old keys.
+\set ON_ERROR_STOP on
 
 -- Each statement has to see what was committed before the fence.
-SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+BEGIN ISOLATION LEVEL READ COMMITTED;
 
 -- ADAPT: if a long transaction delays the script, it fails after this time, so that other callers
 -- need not wait behind it. Run it again in that case.
@@ -211,3 +212,5 @@ BEGIN
     RETURNING id INTO payment_id;
   RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id), 201);
 END $$;
+
+COMMIT;

@@ -23,7 +23,7 @@ sub ask { my ($query) = @_; return $node->safe_psql('postgres', $query); }
 sub run_file
 {
 	my ($file) = @_;
-	$node->command_ok([ qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f), "examples/migration/$file.sql",
+	$node->command_ok([ qw(psql -Xq -f), "examples/migration/$file.sql",
 			'postgres' ],
 		"$file.sql runs");
 	return;
@@ -154,7 +154,7 @@ BEGIN
   INSERT INTO payment(key, amount) VALUES (k, (request->>'amount')::numeric) RETURNING id INTO payment_id;
   RETURN idem.complete(c.token, jsonb_build_object('payment', payment_id), 201);
 END $$};
-my @finish = (qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f examples/migration/finish.sql),
+my @finish = (qw(psql -Xq -f examples/migration/finish.sql),
 	$node->connstr('postgres'));
 my $again = q{UPDATE idempotency_key SET expires_at = now() + interval '1 hour' WHERE key = 'over'};
 is(sqlstate($node, $again), '40001', 'code that uses an expired row again begins an operation');
@@ -187,7 +187,7 @@ cmp_ok(ask(q{SELECT count(*) FROM (SELECT * FROM answer LIMIT 1000) a WHERE pay(
 
 # What a retry would not find, because of a view that was not adapted.
 ask('CREATE DATABASE forgetful');
-my @migrate = (qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f examples/migration/migrate.sql),
+my @migrate = (qw(psql -Xq -f examples/migration/migrate.sql),
 	$node->connstr('forgetful'));
 $node->safe_psql('forgetful', 'CREATE EXTENSION idem;' . slurp_file('examples/migration/before.sql') . <<'SQL');
 ALTER TABLE idempotency_key DROP CONSTRAINT idempotency_key_pkey;
@@ -262,7 +262,7 @@ consume(slurp_file('examples/migration/before.sql'));
 my $handle = q{INSERT INTO handled_message VALUES ('%s') ON CONFLICT DO NOTHING};
 my $handling = $node->background_psql('consumer');
 $handling->query_safe('BEGIN; ' . sprintf $handle, 'm-1');
-my @adapted = (qw(psql -Xq --single-transaction -v ON_ERROR_STOP=1 -f), $adapted, $node->connstr('consumer'));
+my @adapted = (qw(psql -Xq -f), $adapted, $node->connstr('consumer'));
 $node->command_fails_like(\@adapted, qr/lock timeout/, 'messages: the script waits for one that is being handled');
 $handling->query_safe('COMMIT');
 $handling->quit;
