@@ -491,7 +491,9 @@ test (found, check_name, status, detail, hint) AS (
          || CASE WHEN v.preloaded THEN 'restart the server.' ELSE 'reconnect.' END),
         (l.compared > 0, 'warn',
          'The library is version %s, but the objects of the extension are still version %s.',
-         CASE WHEN v.standby THEN 'On the primary: ' ELSE '' END || 'ALTER EXTENSION idem UPDATE')
+         -- One long transaction must not make all calls wait behind the update.
+         CASE WHEN v.standby THEN 'On the primary: ' ELSE '' END
+         || 'BEGIN; SET LOCAL lock_timeout = ''2s''; ALTER EXTENSION idem UPDATE; COMMIT')
     ) AS f (found, status, detail, hint)
     WHERE e.extname = 'idem'
 
