@@ -229,7 +229,7 @@ Fault own_partition_fault(Relation relation) {
     const Oid table = RelationGetRelid(relation);
     return {"It is a partition of another table, through which its rows can be changed.",
             psprintf("ALTER TABLE %s DETACH PARTITION %s",
-                     qualified_name(get_partition_parent(table, false)), qualified_name(table))};
+                     qualified_name(get_partition_parent(table, true)), qualified_name(table))};
 }
 
 // The columns of idem.record and idem.watermark that have a value in every row.

@@ -216,6 +216,7 @@ RecordTableFault rewriting_fault(Oid table) {
     if (const Fault fault = owning_fault(table)) return fault;
     Relation relation = try_open_records(table, AccessShareLock);
     if (relation == nullptr) return {};
+    const List* parents = get_partition_ancestors(table);
     const Oid caller = keeps_from_rewriting(relation);
     relation_close(relation, AccessShareLock);
     if (!OidIsValid(caller)) return {};
@@ -223,10 +224,9 @@ RecordTableFault rewriting_fault(Oid table) {
     return {psprintf("%s calls a function that is not built in, and the owner of the table is a "
                      "superuser.",
                      name),
-            get_rel_relkind(caller) == RELKIND_PARTITIONED_TABLE
+            list_member_oid(parents, caller)
                 ? psprintf("ALTER TABLE %s DETACH PARTITION %s",
-                           qualified_name(linitial_oid(get_partition_ancestors(table))),
-                           qualified_name(table))
+                           qualified_name(linitial_oid(parents)), qualified_name(table))
             : OidIsValid(get_index_constraint(caller))
                 ? psprintf("Drop the constraint of index %s.", name)
                 : psprintf("DROP INDEX CONCURRENTLY %s", name)};

@@ -217,8 +217,9 @@ std::uint64_t changes_of(Oid relation) {
 }
 
 const char* qualified_name(Oid relation) {
-    return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relation)),
-                                      get_rel_name(relation));
+    const char* name = get_rel_name(relation);
+    if (name == nullptr) return psprintf("%u", relation);  // it was dropped meanwhile
+    return quote_qualified_identifier(get_namespace_name(get_rel_namespace(relation)), name);
 }
 
 Oid find_table_oid(Table table) {
