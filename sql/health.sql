@@ -162,7 +162,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'is right, set the scope''s min_ttl to the shortest ttl that they pass; a claim '
                 'with a shorter one is then refused (22023). To list the keys: '
                 'SELECT tenant, key, created_at, expires_at FROM idem.records '
-                'WHERE scope = %L AND expires_at - created_at < %L', k.scope, k.ttl / 10)),
+                'WHERE scope = %L AND expires_at < created_at + %L', k.scope, k.ttl / 10)),
         (k.long_lived > 0, 'lifetimes', 'warn',
          format('Scope "%s" has %s%s new record%s that will be kept for more than two years: '
                 'callers pass a ttl far longer than the scope''s, which is %s.', k.scope, k.about,
@@ -171,7 +171,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'a scope of their own, with so long a ttl. Older records do not count: this ends '
                 'one day, or the scope''s TTL, later. To list the keys: '
                 'SELECT tenant, key, created_at, expires_at FROM idem.records '
-                'WHERE scope = %L AND expires_at - created_at > %L', k.scope,
+                'WHERE scope = %L AND expires_at > created_at + %L', k.scope,
                 greatest('730 days', 2 * k.ttl))),
         (k.untenanted >= 10 AND NOT k.tenant_required AND k.tenant_from <> 'role', 'tenants',
          'warn',

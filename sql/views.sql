@@ -278,8 +278,8 @@ BEGIN ATOMIC
             tenant,
             shown_key AS key,
             created,
-            expires,
-            lease_end,
+            least(expires, '9999-12-31') AS expires,  -- infinity cannot be subtracted
+            greatest(lease_end, created) AS lease_end,
             response,
             headers,
             body,

@@ -122,9 +122,14 @@ void check_size(const char* what, const pg::Scope& scope,
                          "or raise the limit with idem.alter_scope().")));
 }
 
+// A superuser may have written infinity, to keep the record or its lease: the difference would be
+// no time, and the next version would have expired at once.
 std::int64_t ttl_of(const pg::Record& record) {
     Assert(record.state() == core::State::in_progress);
-    return record.expires() - record.lease_end().value_or(record.created());
+    const TimestampTz created = record.created();
+    const TimestampTz lease_end = record.lease_end().value_or(created);
+    return std::min(record.expires(), created + 2 * core::max_duration) -
+           (TIMESTAMP_NOT_FINITE(lease_end) ? created : lease_end);
 }
 
 }  // namespace idem::api

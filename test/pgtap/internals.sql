@@ -203,6 +203,19 @@ SELECT idem.complete(:'second');
 SELECT idem.drop_scope('compact');
 SELECT idem.purge();
 
+-- Infinite times, which a superuser may write -----------------------------------------------------
+
+SELECT idem.create_scope('endless');
+CREATE TEMP TABLE endless AS
+    SELECT k.key, c.token FROM unnest('{kept,held,lapsed}'::text[]) AS k (key), idem.claim('endless', k.key, lease => '1 hour') AS c;
+UPDATE idem.record SET expires = 'infinity' WHERE key = 'kept';
+UPDATE idem.record SET lease_end = 'infinity' WHERE key = 'held';
+UPDATE idem.record SET lease_end = '-infinity' WHERE key = 'lapsed';
+SELECT isnt_empty('SELECT FROM idem.health()', 'health() counts records that last for ever');
+SELECT idem.renew(token, '2 hours') FROM endless;
+SELECT set_eq($$SELECT key FROM idem.records WHERE scope = 'endless' AND expires_at >= now() + interval '26 hours'$$,
+    ARRAY['kept', 'held', 'lapsed'], 'and their next versions have not expired');
+
 -- Functions that the library calls ---------------------------------------------------------------
 
 CREATE ROLE test_caller;
