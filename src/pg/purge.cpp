@@ -113,14 +113,6 @@ void count_deleted(Purge& purge, bool succeeded) {
 
 // ---- A row --------------------------------------------------------------------------------------
 
-void purge_answer(Purge& purge, TupleTableSlot* slot, std::int64_t answer_ttl) {
-    if (!purge.rewrites) return;
-    MemoryContextReset(purge.memory);
-    const MemoryContext before = MemoryContextSwitchTo(purge.memory);
-    if (erase_expired_answer(purge.records, slot, answer_ttl, purge.now)) ++purge.result.purged;
-    MemoryContextSwitchTo(before);
-}
-
 // A record of our own transaction does not expire within it, and keeps its answer. What another
 // transaction is changing is left as it is; the next round comes back to it.
 void purge_row(Purge& purge, TupleTableSlot* slot) {
@@ -129,9 +121,15 @@ void purge_row(Purge& purge, TupleTableSlot* slot) {
     const bool expired = row.expires() <= purge.now || (scope != nullptr && scope->dropped);
     const bool stays = scope == nullptr || !scope->answer_ttl;
     if ((!expired && stays) || written_here(slot)) return;
-    if (!expired) return purge_answer(purge, slot, *scope->answer_ttl);
-    if (delete_row(purge.records, slot->tts_tid, compat::Waiting::no) != TM_Ok) return;
-    if (scope != nullptr && !scope->dropped) ++scope->deleted;
+    MemoryContextReset(purge.memory);  // triggers leave something, too
+    const MemoryContext before = MemoryContextSwitchTo(purge.memory);
+    const bool purged =
+        expired ? delete_row(purge.records, slot->tts_tid, compat::Waiting::no) == TM_Ok
+                : purge.rewrites &&
+                      erase_expired_answer(purge.records, slot, *scope->answer_ttl, purge.now);
+    MemoryContextSwitchTo(before);
+    if (!purged) return;
+    if (expired && scope != nullptr && !scope->dropped) ++scope->deleted;
     ++purge.result.purged;
 }
 
