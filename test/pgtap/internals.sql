@@ -206,11 +206,9 @@ SELECT idem.purge();
 -- Infinite times, which a superuser may write -----------------------------------------------------
 
 SELECT idem.create_scope('endless');
-CREATE TEMP TABLE endless AS
-    SELECT k.key, c.token FROM unnest('{kept,held,lapsed}'::text[]) AS k (key), idem.claim('endless', k.key, lease => '1 hour') AS c;
+CREATE TEMP TABLE endless AS SELECT token FROM unnest('{kept,held,lapsed}'::text[]) k, idem.claim('endless', k, lease => '1 hour');
 UPDATE idem.record SET expires = 'infinity' WHERE key = 'kept';
-UPDATE idem.record SET lease_end = 'infinity' WHERE key = 'held';
-UPDATE idem.record SET lease_end = '-infinity' WHERE key = 'lapsed';
+UPDATE idem.record SET lease_end = CASE key WHEN 'held' THEN timestamptz 'infinity' ELSE '-infinity' END WHERE key IN ('held', 'lapsed');
 SELECT isnt_empty('SELECT FROM idem.health()', 'health() counts records that last for ever');
 SELECT idem.renew(token, '2 hours') FROM endless;
 SELECT set_eq($$SELECT key FROM idem.records WHERE scope = 'endless' AND expires_at >= now() + interval '26 hours'$$,
