@@ -617,10 +617,11 @@ test (found, check_name, status, scope, detail, hint) AS (
         AND CASE WHEN p.pronamespace = 'idem'::regnamespace
             THEN EXISTS (SELECT FROM writer w WHERE w.name = p.proname)
             ELSE p.prosrc ~* E'\\midem'
-             -- A comment calls nothing; -- and /* within a string begin none.
+             -- A comment calls nothing; -- and /* within a string begin none. A /* without its end
+             -- must match, too: many of them would be looked at in the square of their number.
              AND regexp_replace(p.prosrc,
-                                E'(''[^'']*'')|--[^\\n]*|/\\*(?:[^*]|\\*+[^*/])*\\*+/',
-                                E'\\1 ', 'g')
+                                E'(''[^'']*''|/\\*(?:[^*]|\\*+[^*/])*\\**$)|--[^\\n]*|'
+                                || E'/\\*(?:[^*]|\\*+[^*/])*\\*+/', E'\\1 ', 'g')
                  ~* (SELECT E'\\m"?idem"?\\s*\\.\\s*"?(' || string_agg(w.name, '|') || E')"?\\s*\\('
                      FROM writer w)
              OR EXISTS (SELECT

@@ -324,6 +324,11 @@ for my $writer (@writers)
 	sql('DROP FUNCTION writing');
 }
 is(scalar(@writers), 19, 'functions: each that writes');
+# Any role may create a function of any length.
+sql(q{SET check_function_bodies = off; DO $do$ BEGIN EXECUTE format('CREATE FUNCTION long() RETURNS void STABLE
+  LANGUAGE plpgsql AS %L', 'idem.claim() ' || repeat('/*x', 1000000) || E'\n--'); END $do$});
+like(sql(q{SET statement_timeout = '60 s'; SELECT string_agg(detail, ' ') FROM idem.health()}), qr/n \S*long\(\)/,
+	'functions: one with a million comments that do not end');
 follow_hint('functions');
 is(health('functions'), 'ok', 'functions: cured');
 
