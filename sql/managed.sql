@@ -136,7 +136,11 @@ ALTER TABLE idem.scope
 -- may not be in idem.secret yet, but must not be another one there.
 CREATE FUNCTION idem_internal.copy_secret()
 RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET debug_print_plan = off AS $$
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET debug_print_plan = off
+SET client_min_messages = error
+AS $$
 BEGIN
     IF TG_TABLE_NAME = 'secret' THEN
         UPDATE idem.scope AS s SET secret_id = NEW.id, secret = NEW.secret
@@ -294,7 +298,8 @@ $$;
 -- For functions with the rights of their owner that PUBLIC may execute: they act for this role. A
 -- caller may have the server print plans, which have the secrets that functions are passed, and the
 -- proof of a role whose function it calls. So they assign the result, NULL, to the proof: the plan
--- of such an expression has no values, unlike that of PERFORM.
+-- of such an expression has no values, unlike that of PERFORM. Of the plans that auto_explain logs
+-- for an administrator, no caller is sent one.
 CREATE FUNCTION idem_internal.check_caller(caller oid, proof bytea)
 RETURNS bytea
 LANGUAGE plpgsql STABLE AS $$
@@ -305,6 +310,9 @@ DECLARE
 BEGIN
     IF current_setting('debug_print_plan')::boolean THEN
         PERFORM set_config('debug_print_plan', 'off', true);
+    END IF;
+    IF current_setting('client_min_messages') <> ALL ('{notice,warning,error}') THEN
+        PERFORM set_config('client_min_messages', 'notice', true);
     END IF;
     IF current_setting('transaction_isolation') NOT LIKE 'read %' THEN
         PERFORM idem_internal.check_snapshot();
@@ -2196,7 +2204,11 @@ $$;
 -- become read-only cannot note anything.
 CREATE FUNCTION idem_internal.is_check_deferred(claim idem.record)
 RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET debug_print_plan = off AS $$
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET debug_print_plan = off
+SET client_min_messages = error
+AS $$
 DECLARE
     c idem.record;
 BEGIN

@@ -606,10 +606,11 @@ my $printing = 'SET client_min_messages = log; SET debug_pretty_print = off; SET
 $lease = $node->safe_psql('postgres',
 	"SELECT token FROM idem.claim('printed', 'l', tenant => 'bob', lease => '1 hour')");
 $printing = "BEGIN; SELECT 'proof ' || encode(proof, 'hex') FROM idem_internal.caller; $printing";
-my @printed = map { bob("$printing SELECT idem.$_") }
+my @asked = map { "$printing SELECT idem.$_" }
   map { s/bob_scope|'(left|new)'/$1 ? "'printed'" : 'printed'/er =~ s/\Q$operation/$lease/r }
   @without, "claim('printed', 'p', lease => '1 hour')", "claim('alice_scope', 'k')", 'rotate_secret()', 'current_key()',
   'edition() FROM idem.overview';
+my @printed = map { bob($_) } @asked;
 my $printed = join '', @printed;
 like($printed, qr/PLANNEDSTMT/, 'plans are printed');
 sub printed_as { my ($value) = @_; return join ' ', map { $_ > 127 ? $_ - 256 : $_ } unpack 'C*', $value; }
@@ -619,6 +620,21 @@ for my $secret (map { pack 'H*', $_ } split /\n/,
 	$node->safe_psql('postgres', q{SELECT encode(secret, 'hex') FROM idem.secret}))
 {
 	unlike($printed =~ s/\s+/ /gr, qr/@{[ printed_as($secret) ]}/, 'and no secret');
+}
+# As auto_explain does, where an administrator has it explain nested statements.
+SKIP:
+{
+	my $explaining = "RESET ROLE; LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0;
+		SET auto_explain.log_nested_statements = on; SET auto_explain.log_verbose = on; SET ROLE bob;";
+	skip 'this server has no auto_explain', 4 if bob($explaining) =~ /ERROR/;
+	my @explained = map { bob($explaining . s/^.*?\KSET debug_print_plan = on;//r) } @asked;
+	like(join('', @explained), qr/duration: /, 'auto_explain explains what a role calls');
+	is(scalar(grep { my ($proof) = /^proof (\w{64})$/m; /\\x$proof/ } @explained), 0, 'but shows it no proof');
+	my $secrets = $node->safe_psql('postgres', q{SELECT string_agg(encode(secret, 'hex'), '|') FROM idem.secret});
+	is(scalar(grep { /$secrets/ } @explained), 0, 'and no secret');
+	my $checked = bob("BEGIN; SELECT begins('explained', NULL); $explaining SET client_min_messages = log;
+		SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE; SELECT 'open: ' || open FROM idem.record WHERE open IS NOT NULL");
+	is(() = $checked =~ /@{[ $checked =~ m{open: ([-\w]{26})} ]}/g, 1, 'nor the token of a claim');
 }
 my $opened = bob("$printing SELECT begins('printed', NULL); SET CONSTRAINTS ALL IMMEDIATE; RESET ROLE;
 	SELECT 'open: ' || open FROM idem.record WHERE open IS NOT NULL");
