@@ -373,17 +373,23 @@ RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     name CONSTANT pg_catalog.text := idem_internal.errors() -> sqlstate ->> 1;
+    milliseconds CONSTANT pg_catalog.text :=
+        ceil(1000 * extract(epoch FROM retry_after))::bigint::text;
 BEGIN
-    -- Without a time, the fields of the time are not sent.
+    -- Without a time, the field of the time is not sent.
     IF retry_after IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = sqlstate, MESSAGE = message, DETAIL = detail, HINT = hint, SCHEMA = 'idem',
             CONSTRAINT = name;
+    ELSIF since IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = sqlstate, MESSAGE = message, DETAIL = detail, HINT = hint, SCHEMA = 'idem',
+            CONSTRAINT = name, DATATYPE = milliseconds;
     END IF;
     RAISE EXCEPTION USING
         ERRCODE = sqlstate, MESSAGE = message, DETAIL = detail, HINT = hint, SCHEMA = 'idem',
-        CONSTRAINT = name, DATATYPE = ceil(1000 * extract(epoch FROM retry_after))::bigint::text,
-        COLUMN = coalesce(trim(to_json(since AT TIME ZONE 'UTC')::text, '"') || '+00:00', '');
+        CONSTRAINT = name, DATATYPE = milliseconds,
+        COLUMN = trim(to_json(since AT TIME ZONE 'UTC')::text, '"') || '+00:00';
 END
 $$;
 

@@ -254,6 +254,10 @@ ask(q{GRANT anon TO idem_owner; SET ROLE idem_owner;
 		'a wait ends before their timeout');
 	is($request->("SET statement_timeout = '8s'; SELECT outcome FROM idem.claim('requests', 'order-1')"), 'ID001',
 		'also where it is 8 seconds');
+	# This role sees of other roles' sessions no times.
+	my (undef, undef, $fields) = $node->psql('provider', "\\set VERBOSITY verbose\nSET ROLE anon;
+		SELECT idem.claim('requests', 'order-1', wait => '0')");
+	like($fields, qr/ID001: (?!.*COLUMN NAME).*DATATYPE NAME:  \d/s, 'a field that is not known is missing');
 	$busy->quit;
 }
 
