@@ -798,8 +798,9 @@ class PsycopgAsync(LeaseTest):
             return lease.answer
         self.assertEqual(asyncio.run(main()).response, list("abcde"))
 
-    def test_the_lease_is_renewed_while_the_work_runs(self):
+    def test_the_lease_is_renewed_while_the_work_runs(self, factory=None):
         async def main():
+            asyncio.get_running_loop().set_task_factory(factory)
             key = new_key()
             async with self.lease(key, lease=9.0) as lease:
                 first, until = await asyncio.to_thread(lease_end, key), time.monotonic() + 60
@@ -809,6 +810,10 @@ class PsycopgAsync(LeaseTest):
                 lease.check()
                 return await lease.complete("done")
         self.assertEqual(asyncio.run(main()).response, "done")
+
+    @unittest.skipUnless(hasattr(asyncio, "eager_task_factory"), "before Python 3.12")
+    def test_the_lease_is_renewed_by_an_eager_task(self):
+        self.test_the_lease_is_renewed_while_the_work_runs(asyncio.eager_task_factory)
 
     def test_renewals_log_in_as_the_last_connection(self):
         async def main():

@@ -416,6 +416,7 @@ class AsyncLease(LeaseBase):
 
     # Before Python 3.12, wait_for() may swallow a cancellation that comes as the renewal ends.
     async def _beat(self) -> None:
+        await asyncio.sleep(0)  # an eager task begins before _start() knows it
         this = asyncio.current_task()
         answered = True
         while self._heart is this:
