@@ -17,6 +17,8 @@ const RETRY = {
   onRetry: (error, attempt, delay) => {}, // to log it
 };
 
+const NOT_IDLE = 'the client of the pool has an open transaction, which is now rolled back';
+
 // The milliseconds to wait before the next attempt: what the error says, and backoff with jitter.
 function pause(error, attempt, { first, longest }) {
   return (retryAfter(error) ?? 0) + Math.random() * Math.min(longest, first * 2 ** (attempt - 1));
@@ -54,6 +56,7 @@ async function connected(pool, attempt) {
   };
   const client = await connection(pool, notice).catch(rethrowAsUnreachable);
   try {
+    if ((client.getTransactionStatus?.() ?? 'I') !== 'I') throw new Error(NOT_IDLE);
     return await attempt(client, conclude);
   } catch (error) {
     if (concluding) throw error;

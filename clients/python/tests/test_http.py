@@ -759,18 +759,36 @@ class Flask(Wsgi, PaymentTest):
         self.assertEqual(effects(key), 1)
 
     def test_a_chunked_body_is_read_up_to_its_limit(self):
-        def send(key, stream):
+        def send(key, stream, app=self.app):
             environ = werkzeug.test.EnvironBuilder(
                 "/payments", method="POST", content_type="application/json",
                 headers={"Idempotency-Key": key, "Transfer-Encoding": "chunked"}).get_environ()
             environ.pop("CONTENT_LENGTH", None)
             environ.update({"wsgi.input": stream, "wsgi.input_terminated": True})
-            body, status, _ = werkzeug.test.run_wsgi_app(self.app, environ)
+            body, status, _ = werkzeug.test.run_wsgi_app(app, environ)
             return int(status.split()[0])
+
+        def reader(view):
+            return functools.wraps(view)(lambda: flask.request.stream.read() and view())
         key, endless = new_key(), Endless()
         self.assertEqual([send(key, io.BytesIO(b'{"amount": %d}' % amount))
                           for amount in (10, 10, 11)], [201, 201, 422])
         self.assertEqual((send(new_key(), endless), endless.given), (413, 10_001))
+        app = self.once(options={"outer": reader}).app
+        app.testing = True
+        with self.assertRaisesRegex(RuntimeError, "was read before"):
+            send(new_key(), io.BytesIO(b"1"), app)
+
+    def test_the_application_handles_errors_as_from_flask_3_2_on(self):
+        def handle(self, ctx, error):
+            return f"{error!r}: {ctx.request.path}", 402
+        app, key = self.once(lambda: 1 / 0, options={"final_statuses": [402]}), new_key()
+        newer = vars(flask.ctx).get("RequestContext", flask.ctx.AppContext)
+        with mock.patch.object(flask.Flask, "handle_user_exception", handle), mock.patch.object(
+                flask.ctx, "AppContext", newer):
+            for _ in range(2):
+                self.assertRegex(self.sent(app, key)[2], rb"ZeroDivisionError.*: /payments")
+        self.assertEqual(effects(key), 0)
 
     test_what_runs_afterwards_runs_once_after_commit = None  # a hook of the first answer
 
@@ -1243,6 +1261,18 @@ class Asgi(Contract, Routes):
         async def outer(scope, *channels):
             await app({**scope, **more}, *channels)
         return app_of(self, outer)
+
+    def test_a_body_that_a_middleware_has_read_is_refused(self):
+        inner = self.once()
+
+        async def reader(scope, receive, send):
+            await receive()
+
+            async def empty():
+                return {"type": "http.request", "body": b"", "more_body": False}
+            await inner.app(scope, empty, send)
+        with self.assertRaisesRegex(RuntimeError, "was read before"):
+            self.sent(app_of(self, reader), new_key(), b"1")
 
     def test_what_may_outlive_the_request_is_no_copy_in_another_attempt(self):
         attempts = []
@@ -1746,6 +1776,15 @@ class FastAPI(Asgi, PaymentTest):
                               pg_idem.starlette.idempotent(operations, "payments", tenant=None)):
                 with self.assertRaisesRegex(TypeError, "AsyncIdempotency is for coroutines"):
                     decorated(endpoint)
+
+    def test_a_route_has_one_claim(self):
+        shared, own = [fastapi.Depends(pg_idem.fastapi.idempotent(
+            Idempotency(connect), "payments", tenant=of)) for of in (None, lambda: "ann")]
+        app = fastapi.FastAPI(dependencies=[shared])
+        app.router.route_class = pg_idem.fastapi.IdempotentRoute
+        app.post("/payments")(lambda connection=own: 1)
+        with self.assertRaisesRegex(RuntimeError, "one claim"):
+            self.sent(app_of(self, app), new_key())
 
     def test_the_class_of_the_route_is_needed(self):
         app = fastapi.FastAPI()

@@ -38,6 +38,8 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
         operation: Optional[Operation] = request.scope.get("pg_idem")
         if operation is None:
             raise RuntimeError("the router needs route_class=IdempotentRoute")
+        if operation.route is not route:
+            raise RuntimeError("a route has one claim, of one scope and one tenant")
         return await operation.begin(request, core.tenant_text(tenant) if route.tenant else None)
     claim.route = route  # type: ignore[attr-defined]
     return claim

@@ -52,11 +52,11 @@ def idempotent(idempotency: Operations[Any], scope: Any, *, tenant: Any,
     return decorate
 
 
-def _context() -> Any:
-    found: Any = getattr(flask.globals, "request_ctx", None)
-    if found is None:
-        return getattr(flask.globals, "_request_ctx_stack").top
-    return found._get_current_object()
+def _context() -> Any:  # before Flask 2.2 that of a stack, and since 3.2 that of the application
+    names = vars(flask.globals)
+    if "_request_ctx_stack" in names:
+        return names["_request_ctx_stack"].top
+    return names["request_ctx" if "request_ctx" in names else "app_ctx"]._get_current_object()
 
 
 def _is_longer(limit: int) -> bool:
@@ -73,6 +73,11 @@ def _is_longer(limit: int) -> bool:
 
 def _exchange(route: Route) -> Exchange:
     form: Optional[list[tuple[str, Any]]] = None
+    current: Any = request
+    own = vars(current._get_current_object()).keys()
+    length = request.content_length or (  # perhaps read before, and not kept
+        "chunked" in request.headers.get("Transfer-Encoding", "")
+        and "stream" in own and not {"form", "_cached_data"} & own)
     body = request.get_data()
     if request.mimetype == http.MULTIPART or (request.mimetype == http.URLENCODED and not body):
         form = list(request.form.items(multi=True))  # perhaps read before
@@ -81,8 +86,7 @@ def _exchange(route: Route) -> Exchange:
             form.append((name, http.file(upload.filename, upload.mimetype, chunks)))
     return Exchange(route, request.method, request.root_path.rstrip("/") + request.path,
                     request.query_string.decode("latin-1"), body, request.content_type or "",
-                    request.headers.get("Content-Encoding", ""), form, request.content_length or 0,
-                    *_states())
+                    request.headers.get("Content-Encoding", ""), form, length, *_states())
 
 
 def _states() -> tuple[list[dict[str, Any]], list[Any]]:
@@ -125,8 +129,12 @@ def _called(view: Callable[[], Any]) -> Response:
     except Exception as error:
         if isinstance(error, core.Failure) or core.is_transient(error):
             raise
+        handle: Any = current_app.handle_user_exception
+        context = _context()
+        if isinstance(context, flask.ctx.AppContext):  # since Flask 3.2, it is an argument
+            handle = functools.partial(handle, context)
         # Raises the error again, if the application has no handler for it.
-        return _captured(current_app.handle_user_exception(error), raised=True)
+        return _captured(handle(error), raised=True)
 
 
 def _captured(made: Any, **kind: Any) -> Response:

@@ -126,12 +126,13 @@ class Operation:
     async def begin(self, request: Any, tenant: Any = None) -> Any:
         """Claims the key, unless another attempt has done so. Returns the connection."""
         if self.now is None:
+            said = 0 if self.body else int(request.headers.get("content-length") or 0)
             exchange = Exchange(
                 self.route, request.method, _path(request.scope),
                 request.scope.get("query_string", b"").decode("latin-1"), self.body,
                 request.headers.get("content-type", ""),
                 request.headers.get("content-encoding", ""), await _form(request, self.body),
-                initial=self.initial)
+                said, initial=self.initial)
             self.steps = http.respond(exchange, request.headers.getlist("idempotency-key"), request,
                                       Call, tenant)
             if isinstance(self.route.idempotency, Blocking):
