@@ -65,6 +65,11 @@ async function useUpAttempts(key, request) {
   return token;
 }
 
+// Whether the server counts claims, for claims_per_minute. The SQL edition does not.
+async function counts() {
+  return await one('SELECT idem.edition()') === 'extension';
+}
+
 module.exports = {
-  pool, operation, pay, one, effects, state, settled, holder, finish, useUpAttempts,
+  pool, operation, pay, one, effects, state, settled, holder, finish, useUpAttempts, counts,
 };
