@@ -57,14 +57,17 @@ Fault check(Relation relation) {
 
 // ---- All record tables --------------------------------------------------------------------------
 
-List* relations_with(Oid type) {
-    List* relations = NIL;
+// A partitioned table may have such a column, too. Who locks it after its partition, and waits for
+// ALTER TABLE ... DETACH PARTITION, is waited for by it.
+List* tables_with(Oid type) {
+    List* tables = NIL;
     each_dependency(DependReferenceIndexId, Anum_pg_depend_refclassid, TypeRelationId, type,
-                    [&relations](const FormData_pg_depend& of) {
-                        if (of.classid == RelationRelationId && of.objsubid > 0)
-                            relations = list_append_unique_oid(relations, of.objid);
+                    [&tables](const FormData_pg_depend& of) {
+                        if (of.classid == RelationRelationId && of.objsubid > 0 &&
+                            get_rel_relkind(of.objid) == RELKIND_RELATION)
+                            tables = list_append_unique_oid(tables, of.objid);
                     });
-    return relations;
+    return tables;
 }
 
 // A table that was checked may have changed since: it is checked again once it is locked.
@@ -247,7 +250,7 @@ RecordBlock record_block(Oid table, BlockNumber block) {
 
 List* record_tables() {
     const Oid type = digest_type();
-    List* tables = OidIsValid(type) ? relations_with(type) : NIL;
+    List* tables = OidIsValid(type) ? tables_with(type) : NIL;
     list_sort(tables, list_oid_cmp);
     return lcons_oid(table_oid(Table::record), tables);
 }
