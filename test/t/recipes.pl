@@ -617,7 +617,7 @@ sub one_time_token
 	ask(q{SELECT invite('secret', 'red')});
 	my $answer = ask(q{SELECT accept('secret', 'ann@example.com')});
 	my $again = ask(q{SELECT accept('secret', 'ann@example.com')});
-	my $thief = ask(q{SELECT accept('secret', 'bob@example.com')});
+	my $thief = ask(q{SET idem.tenant = 'bob'; SELECT accept('secret', 'bob@example.com')});
 	my $guess = ask(q{SELECT accept('guess', 'bob@example.com')});
 	return facts("answer $answer", "again $again", "thief $thief", "guess $guess",
 		'members ' . ask('SELECT count(*) FROM member'),
@@ -1197,6 +1197,7 @@ my %test = (
 				qr/members 3/ ],
 			request => [ qr/, jsonb_build_object\('email', email\)/, q{, '{}'},
 				qr/thief \{"team": "red", "member": 1\}/ ],
+			tenant => [ qr/, tenant => ''/, '', qr/members 2/ ],
 		},
 	},
 	'Provenance' => {
