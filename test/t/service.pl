@@ -138,6 +138,8 @@ my $conflict = is_problem(request($service, '"order-1"', '{"amount": 1.5}'), 422
 	'another request');
 like($conflict->{detail}, qr/different request/, 'another request: the detail says why');
 is_created(request($service, 'exact', '{"amount": 12345678901.123456789}'), 0, 'an amount beyond a double');
+$node->safe_psql('postgres', q{SELECT idem.erase('payments', 'exact')});
+is_created(request($service, 'exact', '{"amount": 12345678901.123456789}'), 1, 'an answer that was erased');
 is(effects_of('12345678901.123456789'), 1, 'an amount beyond a double is paid to the last digit');
 
 # In flight: another session holds the key.
