@@ -140,20 +140,30 @@ $clone->start;
 my @half = grep { $_ % 6 == 0 && $_ % 4 != 3 } 0 .. 255;
 $storm = blow(0);
 in_mid_storm($node[0]);
-# A released operation of slot 0 would be on both nodes, and each would run it.
-$node[0]->safe_psql('postgres', q{SELECT format('released %s', i) AS key FROM generate_series(1, 10000) i
-	WHERE shard.slot_of('t', format('released %s', i)) = 0 LIMIT 1 \gset
-	SELECT token FROM idem.claim('payments', :'key', '{}', 't', lease => '1 hour') \gset
-	SELECT idem.release(:'token')});
+# A released operation of slot 0 would be on both nodes, and each would run it. That of slot 9, which stays,
+# must not be on the new node.
+sub release_in
+{
+	my ($slot) = @_;
+	return $node[0]->safe_psql('postgres', qq{SELECT format('released %s', i) AS key FROM generate_series(1, 10000) i
+		WHERE shard.slot_of('t', format('released %s', i)) = $slot LIMIT 1 \\gset
+		SELECT token FROM idem.claim('payments', :'key', '{}', 't', lease => '1 hour') \\gset
+		SELECT idem.release(:'token')});
+}
+release_in(0);
 $node[0]->safe_psql('postgres', 'SELECT shard.give_up(' . slots(@half) . ')');
 is($node[0]->safe_psql('postgres', 'SELECT shard.in_flight(' . slots(@half) . ')'), 1,
 	'a node split: a released operation has to be finished before');
 $node[0]->safe_psql('postgres', q{SELECT idem.complete(token) FROM idem.take('payments')});
 is($node[0]->safe_psql('postgres', 'SELECT shard.in_flight(' . slots(@half) . ')'), 0,
 	'a node split: no operation is open');
+release_in(9);
 $node[0]->wait_for_catchup($clone);
 $clone->promote;
+$clone->safe_psql('postgres', q{DELETE FROM idem.record WHERE state = 'p'});
 $clone->safe_psql('postgres', 'TRUNCATE shard.slot; SELECT shard.take(' . slots(@half) . ')');
+is($_->safe_psql('postgres', q{SELECT count(token) FROM idem.take('payments', lease => '1 hour')}),
+	$_ == $clone ? 0 : 1, 'a node split: ' . $_->name . ' finishes its own operations') for $clone, $node[0];
 my $copied = $clone->safe_psql('postgres', 'SELECT shard.remembered(' . slots(@half) . ')');
 # From here on it is a node like the others: the rows of slots that are not its own are deleted.
 my $slot = 'shard.slot_of(tenant, key)';
