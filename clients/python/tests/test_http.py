@@ -1271,8 +1271,12 @@ class Asgi(Contract, Routes):
             async def empty():
                 return {"type": "http.request", "body": b"", "more_body": False}
             await inner.app(scope, empty, send)
-        with self.assertRaisesRegex(RuntimeError, "was read before"):
-            self.sent(app_of(self, reader), new_key(), b"1")
+
+        async def chunks():
+            yield b"1"
+        for body in (b"1", chunks()):
+            with self.assertRaisesRegex(RuntimeError, "was read before"):
+                self.sent(app_of(self, reader), new_key(), body)
 
     def test_what_may_outlive_the_request_is_no_copy_in_another_attempt(self):
         attempts = []

@@ -43,6 +43,8 @@ class Service:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
+            do_GET = do_POST  # after a redirect
+
             def log_message(self, *message):
                 pass
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -226,6 +228,9 @@ class Keys(unittest.TestCase):
                                    request=SimpleNamespace(method=method))
         with self.assertRaisesRegex(RuntimeError, "redirect has turned POST into GET"):
             Intent().send(lambda headers: response("GET", response("POST")))
+        with Service((303, {"Location": "/"}), (200, {})) as service:
+            with self.assertRaisesRegex(RuntimeError, "redirect has turned POST into GET"):
+                Intent(retry=QUICK).send(service.urlopen)
         kept = response("POST", response("POST"))
         self.assertIs(Intent().send(lambda headers: kept), kept)
 

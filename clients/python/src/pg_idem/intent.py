@@ -128,11 +128,14 @@ def _is_response(value: Any) -> bool:
 
 def _require_same_method(response: Any) -> None:
     """A client may have followed a redirect with GET, and what it got is no answer."""
-    for before in getattr(response, "history", ()):
-        sent, asked = getattr(before, "request", before), getattr(response, "request", response)
-        if getattr(sent, "method", None) != getattr(asked, "method", None):
-            raise RuntimeError(f"a redirect has turned {sent.method} into {asked.method}: send the"
-                               " request without following redirects, or to where it leads")
+    asked: Any = getattr(getattr(response, "request", response), "method", None)
+    sent = {getattr(getattr(before, "request", before), "method", None)
+            for before in getattr(response, "history", ())}
+    if getattr(response, "_method", None) == "GET":  # of urllib, which keeps no history
+        asked, sent = "GET", {"POST"}
+    if sent - {asked}:
+        raise RuntimeError(f"a redirect has turned {sent.pop()} into {asked}: send the request"
+                           " without following redirects, or to where it leads")
 
 
 def status_of(response: Any) -> Optional[int]:

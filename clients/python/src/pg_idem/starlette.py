@@ -126,7 +126,9 @@ class Operation:
     async def begin(self, request: Any, tenant: Any = None) -> Any:
         """Claims the key, unless another attempt has done so. Returns the connection."""
         if self.now is None:
-            said = 0 if self.body else int(request.headers.get("content-length") or 0)
+            header = request.headers.get
+            said = 0 if self.body else int(header("content-length") or 0) or (
+                "chunked" in header("transfer-encoding", "") and bool(header("content-type")))
             exchange = Exchange(
                 self.route, request.method, _path(request.scope),
                 request.scope.get("query_string", b"").decode("latin-1"), self.body,
