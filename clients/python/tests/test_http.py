@@ -577,7 +577,9 @@ class Routes:
             calls.append(1)
             raise psycopg.errors.SerializationFailure("lost")
         calls.clear()
-        app = self.once(act, options={"key_required": False, "amount": 0})
+        options = {"key_required": False, "amount": 0}
+        self.assertEqual(self.once(options=options).send([], b"", "/payments", "POST")[0], 201)
+        app = self.once(act, options=options)
         try:
             self.assertEqual(app.send([], b"", "/payments", "POST")[0], 500)
         except psycopg.errors.SerializationFailure:

@@ -652,6 +652,15 @@ class SQLAlchemy(Leases, LeaseTest):
     def insert(self, connection):
         return connection.execute(sqlalchemy.text(INSERT)).scalar()
 
+    def test_a_forked_process_renews_on_a_connection_of_its_own(self):
+        def backend():
+            with self.payments.renewing() as connection:
+                return connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+        self.payments.transaction(lambda connection: None)
+        own = backend()
+        with unittest.mock.patch("os.getpid", return_value=0):
+            self.assertNotEqual(backend(), own)
+
 
 class PsycopgAsync(LeaseTest):
     payments = AsyncIdempotency(aconnect, wait=0.0)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator
 
@@ -18,7 +19,7 @@ class Idempotency(sync.Framework):
     """As pg_idem.Idempotency. `connect` returns a context manager that begins a transaction,
     yields a Session or Connection, and commits."""
 
-    _renewals: Any = None
+    _renewals: Any = None  # of the process, and its engine
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
@@ -33,10 +34,10 @@ class Idempotency(sync.Framework):
                                " commit, as Engine.begin and sessionmaker.begin do")
 
     def renewing(self) -> Any:
-        if self._renewals is None:
-            self._renewals = create_engine(self._engine.url, pool=self._engine.pool.recreate(),
-                                           future=True)
-        return self._renewals.begin()
+        if self._renewals is None or self._renewals[0] != os.getpid():
+            self._renewals = os.getpid(), create_engine(
+                self._engine.url, pool=self._engine.pool.recreate(), future=True)
+        return self._renewals[1].begin()
 
     # The end of a nested transaction flushes the session, so the ORM writes before the claim is
     # completed. A flush that fails rolls it back, and its end would not say so.

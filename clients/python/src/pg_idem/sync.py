@@ -90,8 +90,11 @@ class Framework(Blocking):
     def connected(self) -> Any:
         return self.connect()
 
-    def begun(self) -> Any:
-        return self.connected()
+    @contextmanager
+    def begun(self) -> Iterator[Any]:
+        with self.connected() as connection:
+            self.execute(connection, "SELECT 1", {})  # the driver begins with a statement
+            yield connection
 
     def send(self, connection: Any, statements: Sequence[str], parameters: Mapping[str, Any], *,
              before: str = "", after: str = "") -> Any:
