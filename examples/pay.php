@@ -25,6 +25,7 @@ function query(PDO $pdo, string $sql, array $parameters): array
 // Claims the key, makes the payment and completes the claim, in one transaction.
 function pay_once(PDO $pdo, string $key, string $amount): string
 {
+    $pdo->setAttribute(PDO::ATTR_ERRMODE, PDO::ERRMODE_EXCEPTION); // the default from PHP 8 on
     $pdo->beginTransaction();
     $claim = query(
         $pdo,

@@ -52,6 +52,7 @@ my @stacks = (
 		name  => 'Rails',
 		dir   => 'rails',
 		probe  => 'ruby -e "require %q(rails); require %q(active_record); require %q(pg); require %q(puma)"',
+		bound  => '{"url": "/payments", "body": BODY}',
 		run    => 'ruby app.rb VERSION.rb PORT',
 		diff   => [ [ 'before.rb', 'after.rb' ] ],
 		shared => ['idempotent.rb'],
@@ -151,11 +152,11 @@ sub stop
 
 sub post
 {
-	my ($endpoint, $key, $request) = @_;
+	my ($endpoint, $key, $request, $query) = (@_, '');
 	my %headers = ('Content-Type' => 'application/json');
 	$headers{'Idempotency-Key'} = qq("$key") if defined $key;
 	return HTTP::Tiny->new(timeout => $PostgreSQL::Test::Utils::timeout_default)->post(
-		"http://127.0.0.1:$endpoint->{port}/payments", { headers => \%headers, content => encode_json($request) });
+		"http://127.0.0.1:$endpoint->{port}/payments$query", { headers => \%headers, content => encode_json $request });
 }
 
 # The storm -------------------------------------------------------------------------------------------
@@ -248,6 +249,8 @@ sub answers
 		'one effect, which carries the key');
 
 	is_problem(post($endpoint, "$stack->{dir}-1", { amount => 8 }), 422, 'key_conflict', 'another request');
+	is_problem(post($endpoint, "$stack->{dir}-1", { amount => 7 }, '?a=8'), 422, 'key_conflict', 'another query')
+	  if $stack->{bound};
 	is_problem(post($endpoint, undef, { amount => 8 }), 400, 'invalid_key', 'no key');
 
 	is(post($endpoint, "$stack->{dir}-4", $stack->{unreadable})->{status}, 400, 'a request that cannot be read: 400')

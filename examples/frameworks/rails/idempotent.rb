@@ -17,9 +17,9 @@ module Idempotent
   def answer(scope)
     key = request.headers['Idempotency-Key'].to_s.delete_prefix('"').delete_suffix('"')
     ActiveRecord::Base.transaction do
-      claim = row(<<~SQL, scope, key, request.raw_post)
-        SELECT claimed, token, status, response
-          FROM idem.claim(?, ?, ?::jsonb, wait => '1 second')
+      claim = row(<<~SQL, scope, key, request.fullpath, request.raw_post)
+        SELECT claimed, token, status, response FROM idem.claim(
+          ?, ?, jsonb_build_object('url', ?, 'body', ?::jsonb), wait => '1 second')
       SQL
       next [claim['status'], claim['response'], true] unless claim['claimed']
 
