@@ -56,6 +56,7 @@ async function connected(pool, attempt) {
   };
   const client = await connection(pool, notice).catch(rethrowAsUnreachable);
   try {
+    if (client.readyForQuery === false) await send(client, ''); // not waited for by another user
     if ((client.getTransactionStatus?.() ?? 'I') !== 'I') throw new Error(NOT_IDLE);
     return await attempt(client, conclude);
   } catch (error) {

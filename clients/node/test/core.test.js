@@ -624,16 +624,19 @@ test("the driver's query_timeout gives the connection up, like a lost one", asyn
 
 const skip = Client.prototype.getTransactionStatus ? false : 'pg does not say whether a transaction is open';
 test('what another user of the pool has left in a transaction is not committed', { skip }, async () => {
-  const [left, own] = [operation(), operation()];
   const dirty = new Pool({ max: 1 });
-  const client = await dirty.connect();
-  await client.query('BEGIN');
-  await pay(client, left.request);
-  client.release();
-  const call = () => lease(dirty, { scope: 'payments', ...own }, () => ({}));
-  await assert.rejects(call(), /an open transaction/);
-  assert.equal((await call()).replayed, false);
-  assert.equal(await effects(left.request), 0);
+  for (const [waits, end] of [[true], [false], [true, 'ROLLBACK']]) {
+    const [left, own] = [operation(), operation()];
+    const client = await dirty.connect();
+    const queries = [client.query('BEGIN'), pay(client, left.request)];
+    if (waits) await Promise.all(queries);
+    if (end) client.query(end);
+    client.release();
+    const call = () => lease(dirty, { scope: 'payments', ...own }, () => ({}));
+    if (!end) await assert.rejects(call(), /an open transaction/);
+    assert.equal((await call()).replayed, false);
+    assert.equal(await effects(left.request), 0);
+  }
   await dirty.end();
 });
 
