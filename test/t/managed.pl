@@ -807,6 +807,13 @@ ask(q{INSERT INTO idem.record (scope, attempt, created, expires, state, tenant, 
 like($err, qr/a key or tenant that the extension refuses\nDETAIL:  Scope "listed", tenant "t't", key "k{256}"/,
 	'the move names a record that idem did not write');
 ask($err =~ /^HINT: .*: (DELETE FROM .*)$/m);
+# The extension would neither list nor complete it.
+ask(q{ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; SELECT attempt FROM idem.claim('payments', 'left open');
+	ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete});
+($done, $err) = run_file('sql/managed_move.sql', 'postgres');
+like($err, qr/an open claim was committed\nDETAIL:  Scope "payments", tenant "", key "left open"/,
+	'the move names an open claim that was committed');
+ask(q{SELECT idem.forget('payments', 'left open')});
 # A literal runs the checks of the domains in it when it is parsed: any owner of a table could have the
 # script parse one.
 ask(q{CREATE DOMAIN public.sprung_text AS text CHECK (public.spring(VALUE) IS NOT NULL);
