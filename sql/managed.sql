@@ -2651,7 +2651,8 @@ BEGIN
             'Leave the argument out, or make a leased claim: pass "lease" to idem.claim().');
     END IF;
     DELETE FROM idem.record AS x
-    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key) AND x.state = 'a';
+    WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key) AND x.state = 'a'
+        AND x.attempt = 1;  -- else it was left open, and the first attempt may have had its effect
     UPDATE idem.record AS x
     SET open = NULL, attempt = x.attempt - 1, ttl = NULL, redacted = false
     WHERE (x.scope, x.tenant, x.key) = (r.scope, r.tenant, r.key);

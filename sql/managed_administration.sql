@@ -45,7 +45,7 @@ CREATE VIEW idem_internal.stored AS
 CREATE VIEW idem_internal.left_open WITH (security_barrier) AS
     SELECT s.name AS scope, r.tenant, r.key
     FROM idem.record AS r JOIN idem.scope AS s ON s.id = r.scope
-    WHERE r.state = 'a' AND r.expires > statement_timestamp()
+    WHERE (r.state = 'a' OR r.open IS NOT NULL) AND r.expires > statement_timestamp()
         AND NOT idem_internal.is_own(r.xmin)
         AND pg_has_role(s.owner::oid, 'USAGE')
     OFFSET 0;

@@ -113,7 +113,7 @@ BEGIN
     -- A transaction without triggers has committed it; no health check of the extension lists it.
     SELECT x.tenant, x.key, s.name INTO r
     FROM idem.record AS x LEFT JOIN idem.scope AS s ON s.id = x.scope
-    WHERE x.state = 'a' AND x.expires > clock_timestamp()
+    WHERE (x.state = 'a' OR x.open IS NOT NULL) AND x.expires > clock_timestamp()
     LIMIT 1;
     IF FOUND THEN
         RAISE object_not_in_prerequisite_state USING

@@ -320,7 +320,8 @@ is($node->safe_psql('postgres', "BEGIN; SELECT idem.once_each('alice_scope', '{l
 	SELECT state, attempt FROM idem.lookup('alice_scope', 'left open', 't''t');
 	SELECT open, leased, ttl FROM idem.record WHERE key = 'left open'; ROLLBACK"),
 	"left open\nnext\ncompleted|2\n||", 'once_each() takes it over, and leaves nothing open');
-is($node->safe_psql('postgres', "BEGIN; $open\nROLLBACK"), '2', 'the next claim takes it over');
+is($node->safe_psql('postgres', "BEGIN; $open\nSELECT idem.release(:'t');\n$open\nROLLBACK"), "2\n\n2",
+	'the next claim takes it over, also after a release');
 is($node->safe_psql('postgres', "BEGIN;\n" . $open =~ s/'t''t'\)/'t''t', lease => '1 hour')/r . "\n"
 	. "SELECT idem.release(:'t'); SELECT attempt FROM idem.take('alice_scope'); ROLLBACK"), "2\n\n3",
 	'or one with a lease');
@@ -333,12 +334,14 @@ is($node->safe_psql('postgres', "BEGIN; $open\n"
 	. "SELECT idem.complete(:'t', '1'); COMMIT; SELECT response FROM idem.lookup('alice_scope', 'left open', 't''t')"),
 	"2\n1\n1", 'and completes it');
 $node->safe_psql('postgres', "SELECT idem.forget('alice_scope', 'left open', tenant => 't''t');
-	ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; $opens;
+	SELECT idem.claim('alice_scope', 'due', lease => '1 microsecond');
+	ALTER TABLE idem.record DISABLE TRIGGER claim_incomplete; $opens; SELECT idem.claim('alice_scope', 'due');
 	ALTER TABLE idem.record ENABLE ALWAYS TRIGGER claim_incomplete");
 is($node->safe_psql('postgres', $node->safe_psql('postgres',
-			"SELECT substring(hint FROM 'SELECT .*') FROM ($unguarded) AS f")), "t't|left open",
+			"SELECT substring(hint FROM 'SELECT .*') FROM ($unguarded) AS f") . ' ORDER BY key'), "|due\nt't|left open",
 	'health() lists the keys');
-$node->safe_psql('postgres', "SELECT idem.forget('alice_scope', 'left open', tenant => 't''t')");
+$node->safe_psql('postgres', "SELECT idem.forget('alice_scope', 'due'),
+	idem.forget('alice_scope', 'left open', tenant => 't''t')");
 is($node->safe_psql('postgres', "SELECT state FROM idem.lookup('alice_scope', 'left open', 't''t')"), 'absent',
 	'forget() frees one whose operation has not run');
 is($node->safe_psql('postgres', "SELECT count(*) FROM idem.record WHERE open IS NOT NULL"), '0', 'and nothing is left');
