@@ -525,23 +525,23 @@ test (found, check_name, status, detail, hint) AS (
                 WHERE k.conrelid = r.oid AND k.contype = 'p'))
     FROM (VALUES ('idem.record'::regclass), ('idem.watermark')) AS r (oid)
 
-    -- Other record tables are not used without the index. They may be dropped meanwhile, as may the
-    -- index: then the server has no definition of it.
+    -- Other record tables are not used without the index. An index that is dropped meanwhile has no
+    -- definition any more.
     UNION ALL
     SELECT
         NOT v.standby AND NOT EXISTS (
             SELECT FROM pg_index i
-            WHERE i.indrelid = r.oid AND i.indisvalid AND NOT i.indisunique
+            WHERE i.indrelid = 'idem.record'::regclass AND i.indisvalid AND NOT i.indisunique
                 AND (replace(pg_get_indexdef(i.indexrelid), '"', '')
                      LIKE '% USING btree (scope) WHERE (state = ''p''::char)') IS NOT FALSE)
-            AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p WHERE p.relid = r.oid),
+            AND NOT EXISTS (SELECT FROM pg_stat_progress_create_index p
+                            WHERE p.relid = 'idem.record'::regclass),
         'indexes',
         'warn',
-        format('%s has no index of unfinished operations: a search for them reads the whole table.',
-               r.oid),
-        format('CREATE INDEX CONCURRENTLY record_unfinished ON %s (scope) WHERE state = ''p''',
-               r.oid)
-    FROM server v, (VALUES ('idem.record'::regclass)) AS r (oid)
+        'idem.record has no index of unfinished operations: a search for them reads the whole '
+        'table.',
+        'CREATE INDEX CONCURRENTLY record_unfinished ON idem.record (scope) WHERE state = ''p'''
+    FROM server v
 
     UNION ALL
     SELECT

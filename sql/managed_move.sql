@@ -112,7 +112,7 @@ BEGIN
     END IF;
     -- A transaction without triggers has committed it; no health check of the extension lists it.
     SELECT x.tenant, x.key, s.name INTO r
-    FROM idem.record AS x LEFT JOIN idem.scope AS s ON s.id = x.scope
+    FROM idem.record AS x JOIN idem.scope AS s ON s.id = x.scope
     WHERE (x.state = 'a' OR x.open IS NOT NULL) AND x.expires > clock_timestamp()
     LIMIT 1;
     IF FOUND THEN

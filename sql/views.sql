@@ -278,8 +278,9 @@ BEGIN ATOMIC
             tenant,
             shown_key AS key,
             created,
-            least(expires, '9999-12-31') AS expires,  -- infinity cannot be subtracted
-            greatest(lease_end, created) AS lease_end,
+            -- A superuser may have written infinity, from which nothing can be subtracted.
+            greatest(least(expires, '9999-12-31'), '2000-01-01') AS expires,
+            greatest(lease_end, '2000-01-01') AS lease_end,
             response,
             headers,
             body,

@@ -210,6 +210,9 @@ CREATE TEMP TABLE endless AS SELECT token FROM unnest('{kept,held,lapsed}'::text
 UPDATE idem.record SET expires = 'infinity' WHERE key = 'kept';
 UPDATE idem.record SET lease_end = CASE key WHEN 'held' THEN timestamptz 'infinity' ELSE '-infinity' END WHERE key IN ('held', 'lapsed');
 SELECT isnt_empty('SELECT FROM idem.health()', 'health() counts records that last for ever');
+SELECT idem.once('endless', 'over');
+UPDATE idem.record SET expires = '-infinity' WHERE key = 'over';
+SELECT isnt_empty($$SELECT now() - expired_since FROM idem.overview WHERE scope = 'endless'$$, 'an age is known, as to monitoring/');
 SELECT idem.renew(token, '2 hours') FROM endless;
 SELECT set_eq($$SELECT key FROM idem.records WHERE scope = 'endless' AND expires_at >= now() + interval '26 hours'$$,
     ARRAY['kept', 'held', 'lapsed'], 'and their next versions have not expired');

@@ -57,8 +57,9 @@ Fault check(Relation relation) {
 
 // ---- All record tables --------------------------------------------------------------------------
 
-// A partitioned table may have such a column, too. Who locks it after its partition, and waits for
-// ALTER TABLE ... DETACH PARTITION, is waited for by it.
+// A partitioned table may have such a column, too, but is left out: callers lock the tables in the
+// order of their OIDs, often a partition first, and ALTER TABLE ... DETACH PARTITION locks them the
+// other way round.
 List* tables_with(Oid type) {
     List* tables = NIL;
     each_dependency(DependReferenceIndexId, Anum_pg_depend_refclassid, TypeRelationId, type,

@@ -127,14 +127,14 @@ class Operation:
         """Claims the key, unless another attempt has done so. Returns the connection."""
         if self.now is None:
             header = request.headers.get
-            said = 0 if self.body else int(header("content-length") or 0) or (
+            length = 0 if self.body else int(header("content-length") or 0) or (
                 "chunked" in header("transfer-encoding", "") and bool(header("content-type")))
             exchange = Exchange(
                 self.route, request.method, _path(request.scope),
                 request.scope.get("query_string", b"").decode("latin-1"), self.body,
                 request.headers.get("content-type", ""),
                 request.headers.get("content-encoding", ""), await _form(request, self.body),
-                said, initial=self.initial)
+                length, initial=self.initial)
             self.steps = http.respond(exchange, request.headers.getlist("idempotency-key"), request,
                                       Call, tenant)
             if isinstance(self.route.idempotency, Blocking):
