@@ -178,7 +178,7 @@ UPDATE idem.scope SET store_request = 'unfinished' WHERE name = 'explained';
 SELECT idem.complete(:'atomic');
 COMMIT;
 SELECT idem.complete(:'token');
-SELECT key, request FROM idem.record WHERE key IN ('kept-no-more', 'atomic');
+SELECT key, request FROM idem.record WHERE key IN ('kept-no-more', 'atomic') ORDER BY key;
 SELECT explained($$SELECT idem.claim('explained', 'atomic', '{"n": 2}')$$);
 SELECT idem.claim('explained', 'atomic', '{"n": 2}');
 SELECT outcome, differs FROM idem.try_claim('explained', 'k', '{"amount": 11}');
