@@ -301,10 +301,10 @@ sub clear_pg_repack { my ($self) = @_; $self->sql('DROP EXTENSION IF EXISTS pg_r
 sub move_database
 {
 	my ($self) = @_;
-	$self->clear_pg_repack;
 	my ($primary, $new, $dump) = ($self->{primary}, "$self->{database}r", "$self->{directory}/dump.sql");
 	$self->recover;
 	$self->clear_database;
+	$self->clear_pg_repack;    # not earlier: beside a claim that fires the trigger, it can deadlock
 	my $old = $self->{database};
 	$primary->safe_psql('postgres', "CREATE DATABASE $new");
 	run_log([ 'pg_dump', '-f', $dump, $primary->connstr($old) ]) or die 'pg_dump failed';
