@@ -209,6 +209,15 @@ RETURNS SETOF record
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
+    -- Not those of an extension: any role that may create one can put it into idem's schemas.
+    WITH own_function AS (
+        SELECT p.oid, p.proowner
+        FROM pg_proc AS p
+        WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+            AND NOT EXISTS (SELECT FROM pg_depend AS d
+                            WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+                                AND d.deptype = 'e')
+    )
     -- As sql/managed.sql creates them. The name matters: idem.advance() has that of its table.
     SELECT NULL::integer, 'indexes', 'fail',
            format('idem.%s has no constraint %s that is PRIMARY KEY (%s), checked at once: %s.',
@@ -314,10 +323,7 @@ AS $$
                                        'with that of a new installation. Then: '
                          END, 'ALTER %1$s %2$s OWNER TO %3$s'),
                   o.kind, o.name, i.owner::regrole)
-    FROM (SELECT mode() WITHIN GROUP (ORDER BY p.proowner)
-          FROM pg_proc AS p
-          WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
-         ) AS i (owner)
+    FROM (SELECT mode() WITHIN GROUP (ORDER BY proowner) FROM own_function) AS i (owner)
         JOIN (SELECT 'SCHEMA', n.oid::regnamespace::text, n.nspowner
               FROM pg_namespace AS n
               WHERE n.nspname IN ('idem', 'idem_internal')
@@ -328,9 +334,7 @@ AS $$
               WHERE c.relnamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
                   AND c.relkind IN ('r', 'v')
               UNION ALL
-              SELECT 'FUNCTION', p.oid::regprocedure::text, p.proowner
-              FROM pg_proc AS p
-              WHERE p.pronamespace IN ('idem'::regnamespace, 'idem_internal'::regnamespace)
+              SELECT 'FUNCTION', oid::regprocedure::text, proowner FROM own_function
              ) AS o (kind, name, owner) ON o.owner <> i.owner
     UNION ALL
     VALUES (1, 'worker', 'ok', 'This edition has no worker: idem.purge() runs from cron.', NULL),

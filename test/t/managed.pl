@@ -568,6 +568,9 @@ ask(q{SET ROLE installer; SELECT idem_internal.restore_privileges()}, 'generous'
 is(sqlstate($node, $compile, 'generous'), '42501', 'the hint takes it back');
 like(ask($schema, 'generous'), qr/^ok/, 'and cures it');
 ask('REVOKE app FROM erin');
+ask('GRANT CREATE ON DATABASE bare TO erin');
+ask("SET ROLE erin; CREATE EXTENSION citext SCHEMA idem; CREATE EXTENSION btree_gist SCHEMA idem_internal", 'bare');
+like(ask($schema, 'bare'), qr/^ok/, 'extensions that a role has put into its schemas do not look like idem');
 for my $part ('SCHEMA idem', 'SCHEMA idem_internal', 'FUNCTION idem.current_key()', 'FUNCTION idem.edition()',
 	'VIEW idem.scopes')
 {
