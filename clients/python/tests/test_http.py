@@ -764,7 +764,7 @@ class Flask(Wsgi, PaymentTest):
         def send(key, stream, app=self.app):
             environ = werkzeug.test.EnvironBuilder(
                 "/payments", method="POST", content_type="application/json",
-                headers={"Idempotency-Key": key, "Transfer-Encoding": "chunked"}).get_environ()
+                headers={"Idempotency-Key": key, "Transfer-Encoding": "Chunked"}).get_environ()
             environ.pop("CONTENT_LENGTH", None)
             environ.update({"wsgi.input": stream, "wsgi.input_terminated": True})
             body, status, _ = werkzeug.test.run_wsgi_app(app, environ)
@@ -1019,10 +1019,13 @@ class Django(Wsgi, PaymentTest):
             self.payment.objects.create(amount=json.loads(request.body)["amount"])
             return HttpResponse("paid", status=201)
 
-        def send(key, stream, content_type):
+        def send(key, stream, content_type, reads=False):
             scope = AsyncRequestFactory()._base_scope(method="POST", path="/payments", headers=[
                 (b"idempotency-key", key.encode()), (b"content-type", content_type)])
-            return pay(ASGIRequest(scope, stream)).status_code
+            request = ASGIRequest(scope, stream)
+            if reads:  # a middleware
+                request.read()
+            return pay(request).status_code
         key = new_key()
         self.assertEqual([send(key, io.BytesIO(b'{"amount": %d}' % amount), b"application/json")
                           for amount in (10, 10, 11)], [201, 201, 422])
@@ -1030,6 +1033,8 @@ class Django(Wsgi, PaymentTest):
             endless = Endless()
             self.assertEqual((send(new_key(), endless, content_type), endless.given),
                              (413, 10_001))
+        with self.assertRaisesRegex(RuntimeError, "was read before"):  # of a form
+            send(new_key(), io.BytesIO(b"1"), content_type, reads=True)
 
     def test_an_asynchronous_view(self):
         import asgiref.sync
@@ -1276,9 +1281,9 @@ class Asgi(Contract, Routes):
 
         async def chunks():
             yield b"1"
-        for body in (b"1", chunks()):
+        for body, headers in ((b"1", {}), (chunks(), {"Transfer-Encoding": "Chunked"})):
             with self.assertRaisesRegex(RuntimeError, "was read before"):
-                self.sent(app_of(self, reader), new_key(), body)
+                self.sent(app_of(self, reader), new_key(), body, **headers)
 
     def test_what_may_outlive_the_request_is_no_copy_in_another_attempt(self):
         attempts = []

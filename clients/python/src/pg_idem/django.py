@@ -225,7 +225,7 @@ def _files(request: Any) -> list[tuple[str, Any]]:
 
 
 def _exchange(route: Route, request: Any) -> Exchange:
-    form = None
+    form, length = None, _length(request)
     if request.content_type != http.MULTIPART:
         body = request.body
     else:
@@ -233,12 +233,13 @@ def _exchange(route: Route, request: Any) -> Exchange:
             request._body = request.read()
             request._stream = io.BytesIO(request._body)
         body = getattr(request, "_body", b"")
+        length = length or not hasattr(request, "_body")  # others have read it, in chunks
         form = [(name, value) for name, values in request.POST.lists() for value in values]
         for name, upload in _files(request):
             form.append((name, http.file(upload.name, upload.content_type, upload.chunks())))
     return Exchange(route, request.method, request.path, request.META.get("QUERY_STRING", ""), body,
                     request.META.get("CONTENT_TYPE", ""),
-                    request.META.get("HTTP_CONTENT_ENCODING", ""), form, _length(request))
+                    request.META.get("HTTP_CONTENT_ENCODING", ""), form, length)
 
 
 def _sent(route: Route, response: Response) -> Any:

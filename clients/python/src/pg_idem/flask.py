@@ -76,7 +76,7 @@ def _exchange(route: Route) -> Exchange:
     current: Any = request
     own = vars(current._get_current_object()).keys()
     length = request.content_length or (  # perhaps read before, and not kept
-        "chunked" in request.headers.get("Transfer-Encoding", "")
+        "chunked" in request.headers.get("Transfer-Encoding", "").lower()
         and "stream" in own and not {"form", "_cached_data"} & own)
     body = request.get_data()
     if request.mimetype == http.MULTIPART or (request.mimetype == http.URLENCODED and not body):

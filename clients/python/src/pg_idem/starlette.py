@@ -128,7 +128,8 @@ class Operation:
         if self.now is None:
             header = request.headers.get
             length = 0 if self.body else int(header("content-length") or 0) or (
-                "chunked" in header("transfer-encoding", "") and bool(header("content-type")))
+                "chunked" in header("transfer-encoding", "").lower()
+                and bool(header("content-type")))
             exchange = Exchange(
                 self.route, request.method, _path(request.scope),
                 request.scope.get("query_string", b"").decode("latin-1"), self.body,
