@@ -34,9 +34,10 @@ const claim = ({ scope, key, request, tenant, ttl, lease, wait }) =>
   + `tenant => ${literal(tenant)}, ttl => ${literal(ttl)}, lease => ${literal(lease)}, `
   + `wait => ${literal(wait)}) AS claim, pg_client_encoding() AS encoding`;
 
-// An interval as milliseconds, whatever the style that the session writes intervals in.
+// An interval as milliseconds, whatever the style that the session writes intervals in. The factor
+// is numeric, too: for an integer, an operator of others in the search path would be preferred.
 const milliseconds = (text) =>
-  `SELECT ceil(1000 * extract(epoch FROM ${literal(text)}::interval))::text AS milliseconds`;
+  `SELECT ceil(1000.0 * extract(epoch FROM ${literal(text)}::interval))::text AS milliseconds`;
 
 // The rest of an answer or a Failure.
 const http = ({ status, headers, body }) => [

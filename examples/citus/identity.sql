@@ -10,7 +10,9 @@
 \set ON_ERROR_STOP on
 DO $$
 DECLARE
-  import CONSTANT text := format('SELECT idem.import_identity(%L)', idem.export_identity());
+  -- With its schema: a function that others have made for just these types would be preferred.
+  import CONSTANT text :=
+    pg_catalog.format('SELECT idem.import_identity(%L)', idem.export_identity());
   failed record;
 BEGIN
   FOR failed IN SELECT * FROM run_command_on_workers(import) WHERE NOT success LOOP

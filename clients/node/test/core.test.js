@@ -297,6 +297,21 @@ test('the limit of a tenant', async (t) => {
   assert.equal(late.code, 'ID009');
 });
 
+test('an operator that others have planted in the search path is not run', async () => {
+  await pool.query(`CREATE SCHEMA planted;
+    CREATE FUNCTION planted.times(integer, numeric) RETURNS numeric LANGUAGE plpgsql
+      AS $$ BEGIN RAISE 'planted'; END $$;
+    CREATE OPERATOR planted.* (FUNCTION = planted.times, LEFTARG = integer, RIGHTARG = numeric)`);
+  const session = new Pool({ options: '-c search_path=public,planted' });
+  const { key, request } = operation();
+  const held = await holder(key, request);
+  const error = await rejected(run(session, { scope: 'payments', key, request, wait: 0, retry: once }, () => {}));
+  assert.equal(error.code, 'ID001');
+  await held.complete({});
+  await session.end();
+  await pool.query('DROP SCHEMA planted CASCADE');
+});
+
 test('a stale key, a weak key', async () => {
   const { request } = operation();
   const stale = await rejected(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import signal
 import threading
 import unittest
@@ -11,6 +12,7 @@ import uuid
 import warnings
 from decimal import Decimal
 from functools import partial
+from unittest import mock
 
 import psycopg
 import pg_idem
@@ -717,6 +719,20 @@ class Psycopg2(Outcomes, PaymentTest):
             answer = self.pay(key, {"amount": 1, "note": note}, end=lambda: note)
             self.assertEqual((answer.response, answer.replayed), (note, replayed))
         self.assertEqual(effects(key), 1)
+
+    def test_what_others_have_planted_in_the_search_path_is_not_run(self):
+        key = new_key()
+        with connect() as connection:
+            connection.execute("CREATE SCHEMA planted")
+            for function in ("to_jsonb(record)", "jsonb_build_object(text, text)"):
+                connection.execute(f"CREATE FUNCTION planted.{function} RETURNS jsonb"
+                                   " LANGUAGE plpgsql AS $$ BEGIN RAISE 'planted'; END $$")
+            try:
+                with mock.patch.dict(os.environ, PGOPTIONS="-c search_path=public,planted"):
+                    self.assertEqual([self.pay(key, {"amount": 1}).replayed for _ in range(2)],
+                                     [False, True])
+            finally:
+                connection.execute("DROP SCHEMA planted CASCADE")
 
     def test_a_transaction(self):
         def work(connection):

@@ -16,9 +16,11 @@ from . import core, drivers, sync
 
 # psycopg2 keeps the result of the last statement of a message only. So the claim, which the
 # savepoint follows, is handed on in a setting of the transaction; and what an operation returns is
-# asked for after COMMIT.
-_KEEP = ("SELECT set_config('pg_idem.row', (to_jsonb(c) || jsonb_build_object("
-         "'body', encode(c.body, 'hex')))::text, true) FROM ({}) AS c")
+# asked for after COMMIT. Functions of any type have their schema: one that others have made in the
+# search path, for just these types, would be preferred.
+_KEEP = ("SELECT set_config('pg_idem.row', (pg_catalog.to_jsonb(c) ||"
+         " pg_catalog.jsonb_build_object('body', encode(c.body, 'hex')))::text, true)"
+         " FROM ({}) AS c")
 _KEPT = "SELECT current_setting('pg_idem.row')"
 # idem.complete() returns the response as jsonb, as this does.
 _RESPONSE = "SELECT %(response)s::jsonb::text"
