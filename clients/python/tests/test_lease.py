@@ -339,6 +339,15 @@ class Leases:
         self.assertEqual(keys[0], keys[1])
         self.assertEqual(len({*keys[0], *keys[2]}), 4)
 
+    def test_the_key_for_another_service_within_complete_takes_no_other_connection(self):
+        with self.lease(new_key()) as lease:
+            key = lease.child_key("charge")
+
+            def effect(_):
+                with unittest.mock.patch.object(self.payments, "connect", self.fail):
+                    return lease.child_key("charge")
+            self.assertEqual(lease.complete(effect=effect).response, key)
+
     def test_a_lost_answer_of_the_last_commit(self):
         key, lost = new_key(), []
         send = self.payments.send
@@ -692,6 +701,16 @@ class PsycopgAsync(LeaseTest):
         first, again = asyncio.run(main())
         self.assertEqual((first.response, again.response, again.replayed), ("paid", "paid", True))
         self.assertEqual((effects(key), ran), (1, [1]))
+
+    def test_the_key_for_another_service_within_complete_takes_no_other_connection(self):
+        async def pay(lease):
+            key = await lease.child_key("charge")
+
+            async def effect(_):
+                with unittest.mock.patch.object(self.payments, "connect", self.fail):
+                    return await lease.child_key("charge")
+            self.assertEqual((await lease.complete(effect=effect)).response, key)
+        asyncio.run(self.lease(new_key()).run(pay))
 
     def test_a_completed_operation_does_not_fail(self):
         async def pay(lease):

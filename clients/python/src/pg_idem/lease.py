@@ -54,6 +54,7 @@ class LeaseBase:
     interrupted: Callable[[], bool] = staticmethod(lambda: True)
     _raised: Optional[Exception] = None  # by a call of this attempt: the function may swallow it
     _state: Any = {}  # none, as _ends, if there is an answer
+    _connection: Any = None  # of complete(), while its effect runs
     _over = False  # the body has ended: what goes on must begin nothing beside the next attempt
 
     def __init__(self, operations: flow.Operations[Any], claim: Mapping[str, Any], request: Any, *,
@@ -76,7 +77,7 @@ class LeaseBase:
     def child_key(self, step: str) -> Any:
         """The key to send to another service in this step: the same in every attempt."""
         parameters = {"token": self._token, "step": core.text("step", step)}
-        return self._operations.drive(self._first_column([core.CHILD_KEY], parameters))
+        return self._operations.drive(self._child_key(parameters))
 
     def complete(self, answer: Any = None, *,
                  effect: Optional[Callable[[Any], Any]] = None) -> Any:
@@ -177,6 +178,13 @@ class LeaseBase:
             "token": self._token, "name": name, "state": self._operations.dumps(state)})
         self._state = state
 
+    def _child_key(self, parameters: Mapping[str, Any]) -> Steps[Any]:
+        if self._connection is None:
+            return (yield from self._first_column([core.CHILD_KEY], parameters))
+        with self._noted():  # within complete(): the pool may have no other connection
+            row = yield self._operations.send(self._connection, [core.CHILD_KEY], parameters)
+            return row[0]
+
     def _first_column(self, statements: list[str], parameters: Mapping[str, Any]) -> Steps[Any]:
         with self._noted():
             try:
@@ -257,8 +265,12 @@ class LeaseBase:
                     connection, self._token, answer, before=core.BEGIN))
             yield self._operations.send(connection, [core.RENEW], self._renewal(),
                                         before=core.BEGIN)
-            result = yield from self._operations.effect(
-                connection, functools.partial(flow.call, effect))
+            self._connection = connection
+            try:
+                result = yield from self._operations.effect(
+                    connection, functools.partial(flow.call, effect))
+            finally:
+                self._connection = None
             return (yield from self._operations.completed(connection, self._token, result))
         except Exception as error:
             raise core.as_lost(error)
