@@ -155,6 +155,7 @@ sub violation
 sub history
 {
 	my ($self, $key) = @_;
+	no warnings 'numeric';    # a line begins with a time
 	my @lines = sort { $a <=> $b } map { s/\t/  /gr } @{ $self->{calls}{$key} // [] };
 	return join "\n", @lines, map { "effect  " . join '  ', map { $_ // '' } @$_ } @{ $self->{done}{$key} // [] };
 }

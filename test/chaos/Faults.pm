@@ -310,14 +310,15 @@ sub do_scope
 
 sub do_identity { my ($self) = @_; return $self->job(identity => 'CALL chaos.change_identity()'); }
 
-# The rules for new keys as they were when the epoch began.
+# The rules for new keys as they were when the epoch began; and the last claims wait longer than the
+# purge worker holds an expired record, on any machine.
 sub restore_rules
 {
 	my ($self) = @_;
 	for my $scope (qw(lasting brief few events streams))
 	{
 		$self->{servers}->sql("SELECT idem.alter_scope('$scope', " . join(', ', map { "$_->[0] => $_->[2]" } @rules)
-			. ')');
+			. ", wait => '30 s')");
 	}
 	return;
 }
