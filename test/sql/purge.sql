@@ -50,6 +50,14 @@ REVOKE DELETE ON second_records FROM pg_monitor;
 SELECT idem.purge();
 SELECT records, fault, remedy FROM idem_internal.record_tables();
 SELECT check_name, status, detail, hint FROM idem.health() WHERE check_name = 'record tables';
+-- So is idem.record if it is no heap, whose blocks the purge reads.
+CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler;
+SELECT run('short', 'kept');
+ALTER TABLE idem.record SET ACCESS METHOD other;
+SELECT idem.purge();
+ALTER TABLE idem.record SET ACCESS METHOD heap;
+DROP ACCESS METHOD other;
+SELECT idem.purge();
 SELECT idem.drop_scope('second'), idem.drop_scope('first');
 DROP TABLE second_records;
 SELECT idem.drop_scope('short'), idem.drop_scope('long');

@@ -191,11 +191,16 @@ Relation try_open_records(Oid table, LOCKMODE mode) {
     return relation;
 }
 
-// Taking the lock accepts invalidations, so a table that was dropped meanwhile is not opened.
+// Taking the lock accepts invalidations, so a table that was dropped meanwhile is not opened. The
+// checks pass over idem.record, whose access method others may have changed.
 Relation open_records_at_once(Oid table, LOCKMODE mode) {
     if (fault_before_lock(table)) return nullptr;
     if (!ConditionalLockRelationOid(table, mode)) return nullptr;
     Relation relation = try_open_records(table, NoLock);
+    if (relation != nullptr && relation->rd_rel->relam != HEAP_TABLE_AM_OID) {
+        relation_close(relation, NoLock);
+        relation = nullptr;
+    }
     if (relation == nullptr) UnlockRelationOid(table, mode);
     return relation;
 }

@@ -51,7 +51,8 @@ Relation open_record_table(Oid table, LOCKMODE mode);
 // The same, but NULL if the table is gone or not a record table.
 Relation try_open_records(Oid table, LOCKMODE mode);
 
-// The same without waiting for the lock: NULL also if another transaction holds it.
+// The same for a caller that reads blocks of a heap, without waiting for the lock: NULL also if
+// another transaction holds it, or if the table is no heap.
 Relation open_records_at_once(Oid table, LOCKMODE mode);
 
 // All record tables of this database, and tables that look like one: idem.record first, the others
