@@ -217,6 +217,14 @@ SELECT idem.renew(token, '2 hours') FROM endless;
 SELECT set_eq($$SELECT key FROM idem.records WHERE scope = 'endless' AND expires_at >= now() + interval '26 hours'$$,
     ARRAY['kept', 'held', 'lapsed'], 'and their next versions have not expired');
 
+-- A name that a restore into another encoding has made too long -----------------------------------
+
+SELECT idem.create_scope(repeat('n', 63)), idem.create_scope('longer');
+UPDATE idem.scope SET name = repeat('n', 64) WHERE name = 'longer';
+SELECT ok(idem.once(repeat('n', 63), 'k'), 'a name of full length is used');
+SELECT count(*) FROM idem.stats;
+SELECT ok(NOT idem.once(repeat('n', 63), 'k'), 'and is not taken for a longer one that was looked up by its id');
+
 -- Functions that the library calls ---------------------------------------------------------------
 
 CREATE ROLE test_caller;

@@ -57,11 +57,13 @@ core::ListNumber number_in(TextList lists, Datum list) {
     return static_cast<core::ListNumber>(found - lists.begin()) + 1;
 }
 
+// Without its name if a restore into another encoding has made that longer than a call may pass:
+// cut off, it could be the name of another scope.
 Scope read_scope(TupleTableSlot* slot) {
     Scope scope{};
     const std::string_view name = name_of(slot);
     static_assert(core::max_scope_bytes < NAMEDATALEN);
-    std::copy_n(name.begin(), std::min(name.size(), core::max_scope_bytes), scope.name);
+    if (name.size() <= core::max_scope_bytes) std::ranges::copy(name, scope.name);
     scope.id = id_of(slot);
     scope.owner = DatumGetObjectId(*column(slot, column_owner));
     read_value(scope.request_lists, *column(slot, column_request_lists));
@@ -83,7 +85,9 @@ const Scope* read_into_cache(Name name) {
     });
     if (!exists) return nullptr;
     bool found;
-    Scope* entry = by_name.enter(scope.name, found);
+    const bool is_named = scope.name[0] != '\0';
+    Scope* entry = is_named ? by_name.enter(scope.name, found)
+                            : static_cast<Scope*>(MemoryContextAlloc(cache_context, sizeof(Scope)));
     *entry = scope;
     by_id.enter(scope.id, found)->scope = entry;
     return entry;
