@@ -158,6 +158,19 @@ for my $case (
 	[ 'a foreign key that reads a table of another role',
 		'SET ROLE app; CREATE TABLE app.referring (digest uuid REFERENCES idem.record); RESET ROLE',
 		qr/Trigger "RI_\w+" of a foreign key reads table "referring" of another role/ ],
+	[ 'a foreign key that reads a partition of another role',
+		q{CREATE TABLE app.referring (digest uuid REFERENCES idem.record) PARTITION BY HASH (digest);
+		CREATE TABLE app.part PARTITION OF app.referring FOR VALUES WITH (MODULUS 1, REMAINDER 0);
+		ALTER TABLE app.part OWNER TO app; SET ROLE app; CREATE INDEX ON app.part (digest) WHERE app.is_good('x')},
+		qr/Trigger "RI_\w+" of a foreign key reads table "part" of another role/ ],
+	[ 'a foreign key that reads a table with an index of another role',
+		q{CREATE TABLE app.referring (digest uuid REFERENCES idem.record);
+		CREATE INDEX ON app.referring (digest) WHERE app.is_good('x')},
+		qr/Trigger "RI_\w+" of a foreign key reads table "referring" .* or with an index/ ],
+	[ 'a foreign key to a table with an index of another role',
+		q{CREATE TABLE app.referring (digest uuid REFERENCES idem.record);
+		CREATE INDEX x ON idem.record (scope) WHERE app.is_good('x')},
+		qr/Trigger "RI_\w+" of a foreign key reads table "record" .* or with an index/ ],
 	[ 'a foreign key that changes a table of another role',
 		'SET ROLE app; CREATE TABLE app.referring (digest uuid REFERENCES idem.record ON DELETE CASCADE);
 		CREATE TRIGGER x AFTER DELETE ON app.referring FOR EACH ROW EXECUTE FUNCTION app.trigger(); RESET ROLE',
@@ -178,8 +191,10 @@ for my $case (
 	await_runs($node, 'postgres');
 	configure_purge($node, 'idem.purge_naptime', '0');
 	is(left(), '2|3', "$what: nor does the worker");
-	is(sql('SELECT count(*) FROM app.ran'), 0, "$what: no function of another role has run");
-	sql('DROP TRIGGER IF EXISTS x ON idem.record; DROP TABLE IF EXISTS app.referring');
+	# But by the queries of this test.
+	is(sql(q{SELECT count(*) FROM app.ran WHERE path <> '"$user", public'}), 0,
+		"$what: no function of another role has run");
+	sql('DROP TRIGGER IF EXISTS x ON idem.record; DROP TABLE IF EXISTS app.referring; DROP INDEX IF EXISTS idem.x');
 }
 for my $case (
 	[ 'a function of a superuser', 'CREATE TRIGGER x AFTER UPDATE OR DELETE ON idem.record FOR EACH ROW

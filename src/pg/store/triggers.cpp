@@ -63,15 +63,6 @@ bool is_cascading(const Trigger& trigger) {
            std::ranges::find(harmless, trigger.tgfoid) == harmless.end();
 }
 
-// Looks for rows that refer to the one that is written, as the owner of their table, whose casts
-// and indexes may call the owner's code. That could change the search_path of the triggers behind
-// it.
-bool is_foreign_reference(const Trigger& trigger, Relation table) {
-    if (RI_FKey_trigger_type(trigger.tgfoid) != RI_TRIGGER_PK) return false;
-    const auto referring = find_form<FormData_pg_class>(RELOID, trigger.tgconstrrelid);
-    return !referring || !is_trusted(referring->relowner, table);
-}
-
 // The function is its owner's, who may replace it. SECURITY DEFINER does not help: the owner may
 // take it back between two triggers.
 bool is_foreign(Oid function, Relation table) {
@@ -81,6 +72,46 @@ bool is_foreign(Oid function, Relation table) {
     const bool trusted = is_trusted(form->proowner, table);
     ReleaseSysCache(tuple);
     return !trusted;
+}
+
+// A query may call such a function when it is planned, if its arguments are constants.
+bool has_foreign_index(Oid relation, Relation table) {
+    bool found = false;
+    ScanKeyData key;
+    ScanKeyInit(&key, Anum_pg_index_indrelid, BTEqualStrategyNumber, F_OIDEQ,
+                ObjectIdGetDatum(relation));
+    Relation indexes = table_open(IndexRelationId, AccessShareLock);
+    SysScanDesc scan = systable_beginscan(indexes, IndexIndrelidIndexId, true, nullptr, 1, &key);
+    for (HeapTuple tuple; HeapTupleIsValid(tuple = systable_getnext(scan));)
+        each_dependency(DependDependerIndexId, Anum_pg_depend_classid, RelationRelationId,
+                        reinterpret_cast<const FormData_pg_index*>(GETSTRUCT(tuple))->indexrelid,
+                        [&found, table](const FormData_pg_depend& on) {
+                            found = found || (on.refclassid == ProcedureRelationId &&
+                                              is_foreign(on.refobjid, table));
+                        });
+    systable_endscan(scan);
+    table_close(indexes, AccessShareLock);
+    return found;
+}
+
+// A foreign key looks for rows that refer to the one that is written, and for another one of its
+// key, as the owner of the table that it reads, whose casts and indexes may call the owner's code,
+// as may those of its partitions. That could change the search_path of the triggers behind it.
+// Returns the first table that it must not read.
+std::optional<Oid> foreign_reference(const Trigger& trigger, Relation table) {
+    if (RI_FKey_trigger_type(trigger.tgfoid) != RI_TRIGGER_PK) return std::nullopt;
+    const Oid referring = trigger.tgconstrrelid;
+    const List* read = get_rel_relkind(referring) == RELKIND_PARTITIONED_TABLE
+                           ? find_all_inheritors(referring, NoLock, nullptr)
+                           : list_make1_oid(referring);
+    for (int i = 0; i < list_length(read); ++i) {
+        const Oid relation = list_nth_oid(read, i);
+        const auto form = find_form<FormData_pg_class>(RELOID, relation);
+        if (!form || !is_trusted(form->relowner, table) || has_foreign_index(relation, table))
+            return relation;
+    }
+    if (has_foreign_index(RelationGetRelid(table), table)) return RelationGetRelid(table);
+    return std::nullopt;
 }
 
 bool is_added(Oid function, void*) {
@@ -118,12 +149,13 @@ std::optional<UntrustedTrigger> distrust(const Trigger& trigger, Relation table)
                      "whose own triggers would have the rights of the table's owner.",
                      trigger.tgname),
             "Drop the foreign key, or create it with NO ACTION."};
-    if (is_foreign_reference(trigger, table))
+    if (const auto read = foreign_reference(trigger, table))
         return UntrustedTrigger{
             psprintf("Trigger \"%s\" of a foreign key reads table \"%s\" of another role than "
-                     "the table's owner, whose rights the next triggers have.",
-                     trigger.tgname, get_rel_name(trigger.tgconstrrelid)),
-            "Drop the foreign key, or let the table's owner own both tables."};
+                     "the table's owner, whose rights the next triggers have, or with an index "
+                     "that calls a function of such a role.",
+                     trigger.tgname, get_rel_name(*read)),
+            "Drop the foreign key or that index, or let the table's owner own both tables."};
     if (has_foreign_condition(trigger))
         return UntrustedTrigger{
             psprintf(
