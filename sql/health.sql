@@ -162,7 +162,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'is right, set the scope''s min_ttl to the shortest ttl that they pass; a claim '
                 'with a shorter one is then refused (22023). To list the keys: '
                 'SELECT tenant, key, created_at, expires_at FROM idem.records '
-                'WHERE scope = %L AND expires_at < created_at + %L', k.scope, k.ttl / 10)),
+                'WHERE scope = %L AND expires_at < created_at + interval %L', k.scope, k.ttl / 10)),
         (k.long_lived > 0, 'lifetimes', 'warn',
          format('Scope "%s" has %s%s new record%s that will be kept for more than two years: '
                 'callers pass a ttl far longer than the scope''s, which is %s.', k.scope, k.about,
@@ -171,7 +171,7 @@ test (found, check_name, status, scope, detail, hint) AS (
                 'a scope of their own, with so long a ttl. Older records do not count: this ends '
                 'one day, or the scope''s TTL, later. To list the keys: '
                 'SELECT tenant, key, created_at, expires_at FROM idem.records '
-                'WHERE scope = %L AND expires_at > created_at + %L', k.scope,
+                'WHERE scope = %L AND expires_at > created_at + interval %L', k.scope,
                 greatest('730 days', 2 * k.ttl))),
         (k.untenanted >= 10 AND NOT k.tenant_required AND k.tenant_from <> 'role', 'tenants',
          'warn',
@@ -180,7 +180,7 @@ test (found, check_name, status, scope, detail, hint) AS (
          format('Make the callers repeat the tenant with the key; this ends when these records '
                 'have expired. When every caller passes a tenant, the scope''s tenant_required can '
                 'refuse calls without one (ID013). To list the keys: '
-                'SELECT key, array_agg(tenant) FROM idem.records WHERE scope = %L '
+                'SELECT key, pg_catalog.array_agg(tenant) FROM idem.records WHERE scope = %L '
                 'GROUP BY key HAVING count(*) > 1', k.scope)),
         (k.shared >= 10 AND k.tenant_from <> 'role', 'tenants', 'warn',
          format('Scope "%s" has at least %s keys with several tenants: a retry with another '
@@ -188,7 +188,7 @@ test (found, check_name, status, scope, detail, hint) AS (
          format('Make the callers repeat the tenant with the key; this ends when these records '
                 'have expired. If each tenant connects as a role of its own, create a scope for '
                 'new keys that takes the tenant from the role (tenant_from). To list the keys: '
-                'SELECT key, array_agg(tenant) FROM idem.records WHERE scope = %L '
+                'SELECT key, pg_catalog.array_agg(tenant) FROM idem.records WHERE scope = %L '
                 'GROUP BY key HAVING count(*) > 1', k.scope)),
         (k.counted_for >= k.ttl AND k.live >= 10000 AND k.live > 2 * k.needed, 'sizing', 'warn',
          format('Scope "%s" holds %s%s records, but its %s claims within %s and its TTL of %s '

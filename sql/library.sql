@@ -455,8 +455,10 @@ test (found, check_name, status, detail, hint) AS (
         'record tables',
         'fail',
         format('A dump does not contain the rows of %s.', c.oid::regclass),
-        format('UPDATE pg_extension SET extconfig = array_append(extconfig, %L::regclass::oid), '
-               'extcondition = array_append(extcondition, '''') WHERE extname = ''idem''',
+        format('UPDATE pg_extension SET '
+               'extconfig = pg_catalog.array_append(extconfig, %L::regclass::oid), '
+               'extcondition = pg_catalog.array_append(extcondition, '''') '
+               'WHERE extname = ''idem''',
                c.oid::regclass)
     FROM pg_extension e
         JOIN pg_depend d ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
@@ -471,9 +473,10 @@ test (found, check_name, status, detail, hint) AS (
          CASE m.kind WHEN 'TABLE' THEN 'record tables' ELSE 'schema' END,
          format('%1$s: %2$s %1$s is owned by role "%3$s", and idem by role "%4$s".', m.name,
                 initcap(m.kind), pg_get_userbyid(m.owner), pg_get_userbyid(idem.owner)),
-         format(concat(CASE WHEN m.kind IN ('VIEW', 'FUNCTION')
-                                THEN 'Its owner can have changed it, and would then run as role '
-                                     '%3$s: compare it with that of a new installation. Then: '
+         format(concat(CASE WHEN m.kind <> 'SCHEMA'
+                                THEN 'Its owner can have changed it, also by rules and indexes, '
+                                     'and would then run as role %3$s: compare it with that of a '
+                                     'new installation. Then: '
                        END, 'ALTER %1$s %2$s OWNER TO %3$s'),
                 m.kind, m.name, idem.owner::regrole)),
         (m.definer, 'functions',

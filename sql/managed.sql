@@ -158,7 +158,7 @@ BEGIN
             MESSAGE = format('scope "%s" comes from a database with other secrets', NEW.name),
             DETAIL = 'Child keys would be others, and retries could conflict with their records.',
             HINT = 'Restore into a database in which idem was just installed, after DELETE FROM '
-                   'idem.secret.';
+                   'idem.secret WHERE NOT EXISTS (SELECT FROM idem.scope).';
     END IF;
     RETURN NEW;
 END

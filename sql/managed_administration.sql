@@ -317,10 +317,11 @@ AS $$
     SELECT NULL, 'schema', 'fail',
            format('%s %s belongs to role %s, and the rest of idem to role %s.',
                   initcap(o.kind), o.name, o.owner::regrole, i.owner::regrole),
-           format(concat(CASE WHEN o.kind IN ('VIEW', 'FUNCTION')
+           format(concat(CASE WHEN o.kind <> 'SCHEMA'
                                   THEN 'If it is not idem''s, drop it. Else its owner can have '
-                                       'changed it, and would then run as role %3$s: compare it '
-                                       'with that of a new installation. Then: '
+                                       'changed it, also by rules and indexes, and would then run '
+                                       'as role %3$s: compare it with that of a new installation. '
+                                       'Then: '
                          END, 'ALTER %1$s %2$s OWNER TO %3$s'),
                   o.kind, o.name, i.owner::regrole)
     FROM (SELECT mode() WITHIN GROUP (ORDER BY proowner) FROM own_function) AS i (owner)

@@ -182,8 +182,8 @@ BEGIN
       SELECT status, detail, hint INTO STRICT h FROM idem.health() WHERE check_name = 'record tables' AND status <> 'ok';
       RETURN NEXT h.status || ': ' || replace(h.detail, current_user, 'installer');
       RETURN NEXT '  ' || replace(h.hint, current_user, 'installer');
-      IF h.hint ~ '^[A-Z]+ [A-Z]' THEN
-        EXECUTE h.hint;
+      IF h.hint ~ '^(.* Then: )?[A-Z]+ [A-Z]' THEN
+        EXECUTE regexp_replace(h.hint, '.* Then: ', '');
         SELECT status INTO STRICT h FROM idem.health() WHERE check_name = 'record tables';
         RETURN NEXT '  now ' || h.status;
       END IF;

@@ -46,6 +46,12 @@ BEGIN
     END;
   END LOOP;
 END $$;
+
+-- What fits better than PostgreSQL's own, in a schema where every role may create.
+CREATE FUNCTION planted(timestamptz, text) RETURNS timestamptz LANGUAGE sql AS 'SELECT to_timestamp(1 / 0)';
+CREATE OPERATOR + (leftarg = timestamptz, rightarg = text, function = planted);
+CREATE FUNCTION planted(text[], text) RETURNS text[] LANGUAGE sql AS 'SELECT $1 || (1 / 0)::text';
+CREATE AGGREGATE array_agg(text) (sfunc = planted, stype = text[]);
 SQL
 
 # The rows of a check, or a column of them, as a role that may monitor idem but not use its scopes.

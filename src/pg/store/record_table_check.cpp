@@ -57,7 +57,9 @@ Fault owner_fault(Oid relation, const FormData_pg_class& form, Oid owner) {
     if (form.relowner == owner) return {};
     return {psprintf("Table %s is owned by %s, and idem by %s.", qualified_name(relation),
                      role_in_words(form.relowner), role_in_words(owner)),
-            psprintf("ALTER TABLE %s OWNER TO %s", qualified_name(relation), quoted_role(owner)),
+            psprintf("Its owner can have added rules, triggers, indexes and statistics, whose code "
+                     "would then run as %s: remove them. Then: ALTER TABLE %s OWNER TO %s",
+                     role_in_words(owner), qualified_name(relation), quoted_role(owner)),
             Fault::owner};
 }
 
@@ -405,7 +407,7 @@ RecordTableFault fault_of_own(Relation relation, int written) {
 // with constants.
 RecordTableFault fault_of(Relation relation, Relation common) {
     const Oid owner = common->rd_rel->relowner;
-    Fault fault = kind_fault(RelationGetRelid(relation), *relation->rd_rel);
+    Fault fault = outward_fault(RelationGetRelid(relation));
     if (!fault) fault = columns_fault(relation, RelationGetDescr(common));
     if (!fault) fault = privileges_fault(RelationGetRelid(relation), owner);
     if (!fault) fault = parents_fault(relation, owner);

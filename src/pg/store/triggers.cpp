@@ -155,7 +155,7 @@ std::optional<UntrustedTrigger> distrust(const Trigger& trigger, Relation table)
                      "the table's owner, whose rights the next triggers have, or with an index "
                      "that calls a function of such a role.",
                      trigger.tgname, get_rel_name(*read)),
-            "Drop the foreign key or that index, or let the table's owner own both tables."};
+            "Drop the foreign key or that index."};
     if (has_foreign_condition(trigger))
         return UntrustedTrigger{
             psprintf(
