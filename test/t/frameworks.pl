@@ -28,8 +28,9 @@ my $java = join ':', map { "/usr/share/java/$_.jar" } qw(spring3-core spring3-be
 
 # The stacks in the order of the page: the name in its table; a command that tells whether toolchain
 # and libraries are installed; how to build and run the endpoint VERSION, which is before or after, on
-# PORT; its files; those that it shares with other endpoints of a project; and the request that it
-# binds to the key, if that is not the body.
+# PORT; its files; those that it shares with other endpoints of a project; the request that it binds to
+# the key, if that is not the body; and, if a transaction can be rolled back without an error, the file
+# and the change with which the endpoint does so.
 my $of_package = '{"method": "POST", "path": "/payments", "query": "", "body": BODY}';
 my @stacks = (
 	{
@@ -56,6 +57,7 @@ my @stacks = (
 		run    => 'ruby app.rb VERSION.rb PORT',
 		diff   => [ [ 'before.rb', 'after.rb' ] ],
 		shared => ['idempotent.rb'],
+		undone => [ 'after.rb', sub { s/(?=\[201)/raise ActiveRecord::Rollback; / } ],
 	},
 	{
 		name  => 'Spring',
@@ -67,6 +69,15 @@ my @stacks = (
 			after => 'Idempotency PaymentService PaymentController' },
 		diff  => [ map { [ "before/$_.java", "after/$_.java" ] } qw(PaymentController Payments PaymentService) ],
 		shared => ['after/Idempotency.java'],
+		undone => [
+			'after/PaymentService.java',
+			sub {
+				my $undo = 'org.springframework.transaction.interceptor.TransactionAspectSupport'
+				  . '.currentTransactionStatus().setRollbackOnly()';
+				s/\(\) -> jdbc/() -> undone()/;
+				s/\}\s*\z/JdbcTemplate undone() { $undo; return jdbc; } }/;
+			}
+		],
 	},
 	{
 		name  => 'Prisma',
@@ -132,7 +143,7 @@ sub start
 	local %ENV = (%ENV, PGHOST => '127.0.0.1', PGPORT => $database_port, PGUSER => $user, PGDATABASE => 'postgres');
 	my @command = split ' ', command($stack, $version, $stack->{run}, PORT => $port);
 	my $run = IPC::Run::start(\@command, '>', $log, '2>&1',
-		init => sub { chdir "$folder/$stack->{dir}" or die "chdir: $!" });
+		init => sub { chdir($stack->{copy} // "$folder/$stack->{dir}") or die "chdir: $!" });
 	$running{$port} = $run;
 	my $attempts = 20 * $PostgreSQL::Test::Utils::timeout_default;
 	until (IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $port))
@@ -288,6 +299,30 @@ sub answers
 	return;
 }
 
+# An effect that the endpoint has rolled back, without an error, is not answered as if it were there.
+sub undone
+{
+	my ($stack) = @_;
+	my $copy = "$built/$stack->{dir}-copy";
+	my ($file, $change) = @{ $stack->{undone} };
+	system('cp', '-r', "$folder/$stack->{dir}", $copy);
+	my $code = my $undone = slurp_file("$copy/$file");
+	$change->() for $undone;
+	isnt($undone, $code, "$file: is changed");
+	unlink "$copy/$file";
+	append_to_file("$copy/$file", $undone);
+	my ($build, $run) = map { s/BUILT/BUILT-undone/gr } $stack->{build} // 'true', $stack->{run};
+	is(system("cd $copy && " . command($stack, 'after', $build)), 0, "$file, changed: builds");
+	my $proxy = CutProxy->new($node, at => []);
+	my $endpoint = start({ %$stack, copy => $copy, run => $run }, 'after', $proxy->port);
+	is(post($endpoint, "$stack->{dir}-1", { amount => 7 })->{status}, 201, 'the endpoint answers');
+	is(post($endpoint, "$stack->{dir}-7", { amount => 7 })->{status}, 500, 'rolled back without an error: 500');
+	is($node->safe_psql('postgres', "SELECT count(*) FROM payment WHERE key = '$stack->{dir}-7'"), 0, 'no effect');
+	stop($endpoint);
+	$proxy->stop;
+	return;
+}
+
 # The page --------------------------------------------------------------------------------------------
 
 # The code blocks of the stack's section: [language, text].
@@ -353,6 +388,7 @@ for my $stack (@stacks)
 				is(system("cd $folder/$stack->{dir} && $build"), 0, "$version: builds") or return;
 			}
 			answers($stack);
+			undone($stack) if $stack->{undone};
 			my ($before) = storm($stack, 'before');
 			my ($after, $differing) = storm($stack, 'after');
 			# Each send but the first, and each retry after a COMMIT whose answer was cut.

@@ -7,7 +7,7 @@ module Idempotent
 
   # The block returns a status and a document. It may run more than once.
   def once(scope, attempts: 3, &work)
-    status, document, replayed = retried(attempts) { answer(scope, &work) }
+    status, document, replayed = retried(attempts) { answer(scope, &work) || raise('rolled back') }
     headers['Idempotent-Replayed'] = 'true' if replayed
     render status: status, json: document
   rescue ActiveRecord::StatementInvalid => e

@@ -9,6 +9,7 @@ import org.springframework.http.MediaType;
 import org.springframework.http.ResponseEntity;
 import org.springframework.jdbc.core.JdbcTemplate;
 import org.springframework.stereotype.Component;
+import org.springframework.transaction.interceptor.TransactionAspectSupport;
 
 /** Runs operations once per Idempotency-Key, in one transaction with their effect. */
 @Component
@@ -21,7 +22,7 @@ public class Idempotency {
 
     /**
      * Claims the key, runs the work and completes the claim; or returns the stored answer. Call it
-     * within a transaction.
+     * within a method that is @Transactional.
      */
     public ResponseEntity<String> once(
             String scope, String header, String request, Supplier<String> work) {
@@ -38,6 +39,8 @@ public class Idempotency {
     }
 
     private ResponseEntity<String> completed(String token, String answer) {
+        if (TransactionAspectSupport.currentTransactionStatus().isRollbackOnly())
+            throw new IllegalStateException("the work has rolled its transaction back");
         return ResponseEntity.status(201).body(jdbc.queryForObject(
                 "SELECT idem.complete(?, ?::jsonb, 201)", String.class, token, answer));
     }
