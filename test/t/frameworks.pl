@@ -28,7 +28,7 @@ my $java = join ':', map { "/usr/share/java/$_.jar" } qw(spring3-core spring3-be
 
 # The stacks in the order of the page: the name in its table; a command that tells whether toolchain
 # and libraries are installed; how to build and run the endpoint VERSION, which is before or after, on
-# PORT; its files; those that it shares with other endpoints of a project; the request that it binds to
+# PORT; its files; which of them other endpoints of a project share; the request that it binds to
 # the key, if that is not the body; and, if a transaction can be rolled back without an error, the file
 # and the change with which the endpoint does so.
 my $of_package = '{"method": "POST", "path": "/payments", "query": "", "body": BODY}';
